@@ -1,0 +1,1 @@
+"""Sources of draft trees. All run on the host, in plain Python and numpy."""
