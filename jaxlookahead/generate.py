@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxlookahead import accept, tree
-from jaxlookahead.drafters import Drafter, make_drafter
-from jaxlookahead.drafters.protocol import Draft
+from jaxlookahead.drafters.protocol import Draft, Drafter
+from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats

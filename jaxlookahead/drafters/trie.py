@@ -76,9 +76,7 @@ class TrieDrafter(DrafterBase):
         heap: list[tuple[float, int, int, int, int, list[tuple[_Node | None, _Node | None]]]] = []
         pushed = 0
 
-        def expand(
-            states: list[tuple[_Node | None, _Node | None]], path: float, parent: int, depth: int
-        ) -> None:
+        def expand(states: list[tuple[_Node | None, _Node | None]], path: float, parent: int, depth: int) -> None:
             nonlocal pushed
             rest = path
             found: dict[int, float] = {}

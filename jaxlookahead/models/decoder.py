@@ -38,9 +38,7 @@ class Norm(nnx.Module):
 class Projection(nnx.Module):
     """`weight @ x + bias` over the first axes of `x`; the weight is `[*out, *into]`, the bias `[*out]`."""
 
-    def __init__(
-        self, out: tuple[int, ...], into: tuple[int, ...], *, bias: bool, dtype: str, rngs: nnx.Rngs
-    ):
+    def __init__(self, out: tuple[int, ...], into: tuple[int, ...], *, bias: bool, dtype: str, rngs: nnx.Rngs):
         self.inputs = len(into)
         weight = jax.random.normal(rngs.params(), out + into) * math.prod(into) ** -0.5
         self.weight = nnx.Param(weight.astype(dtype))
@@ -56,9 +54,7 @@ class Embedding(nnx.Module):
     """Token vectors, `[V, E]`, which are also the output projection of a tied model."""
 
     def __init__(self, vocab_size: int, size: int, *, dtype: str, rngs: nnx.Rngs):
-        self.weight = nnx.Param(
-            (jax.random.normal(rngs.params(), (vocab_size, size)) * size**-0.5).astype(dtype)
-        )
+        self.weight = nnx.Param((jax.random.normal(rngs.params(), (vocab_size, size)) * size**-0.5).astype(dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """`[B, T]` token ids to `[E, B, T]`."""
@@ -176,9 +172,7 @@ class Decoder(nnx.Module):
             setattr(self, f"layer_{i}", Layer(config, rngs=rngs))
         self.norm = Norm(config.hidden_size, config.norm_eps, config.dtype)
         self.head = (
-            None
-            if config.tied
-            else Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
+            None if config.tied else Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
         )
 
     @property
@@ -199,8 +193,7 @@ class Decoder(nnx.Module):
             (batch, c.num_kv_heads, slots, c.head_size),
         )
         return {
-            f"layer_{i}": {"k": jnp.zeros(keys, c.dtype), "v": jnp.zeros(values, c.dtype)}
-            for i in range(c.num_layers)
+            f"layer_{i}": {"k": jnp.zeros(keys, c.dtype), "v": jnp.zeros(values, c.dtype)} for i in range(c.num_layers)
         }
 
     def __call__(
@@ -209,9 +202,7 @@ class Decoder(nnx.Module):
         """See `Model.forward`. Returns float32 logits."""
         c = self.config
         angles = rotation(c.rope, c.head_size, positions)
-        masks = {
-            w: windowed(mask, positions, start, w)[:, None, None] for w in map(c.window, range(c.num_layers))
-        }
+        masks = {w: windowed(mask, positions, start, w)[:, None, None] for w in map(c.window, range(c.num_layers))}
         x, written = self.embed(tokens), {}
         for i in range(c.num_layers):
             name = f"layer_{i}"
@@ -237,9 +228,7 @@ def windowed(mask: jax.Array, positions: jax.Array, start: jax.Array, window: in
     """
     if window is None:
         return mask
-    slots = jnp.broadcast_to(
-        jnp.arange(mask.shape[-1], dtype=positions.dtype), (mask.shape[0], mask.shape[-1])
-    )
+    slots = jnp.broadcast_to(jnp.arange(mask.shape[-1], dtype=positions.dtype), (mask.shape[0], mask.shape[-1]))
     held = lax.dynamic_update_slice(slots, positions, (0, start))
     return mask & (positions[:, :, None] - held[:, None, :] < window)
 
