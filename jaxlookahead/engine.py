@@ -54,10 +54,10 @@ class Compiled(NamedTuple):
 
     allocate: Callable[..., Cache]
     prefill: Callable[..., Cache]
-    insert: Callable[..., State]
+    insert: Callable[..., Cache]
     set_row: Callable[..., State]
     step: Callable[..., tuple[State, jax.Array]]
-    grow: Callable[..., State]
+    grow: Callable[..., Cache]
 
 
 def _float_bits(x: jax.Array) -> jax.Array:
@@ -69,7 +69,7 @@ def compiled(model: Model) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
 
-    def trace(name: str, *bucket: int) -> None:
+    def trace(name: str, *bucket: Any) -> None:
         TRACES[(model, name, *bucket)] += 1
 
     def allocate(batch: int, slots: int) -> Cache:
@@ -80,9 +80,10 @@ def compiled(model: Model) -> Compiled:
         trace("prefill", *tokens.shape, caches.num_slots(cache, axes))
         return prefill(model, params, cache, tokens, start)[1]
 
-    def insert(state: State, other: Cache, where: jax.Array) -> State:
-        trace("insert", len(state.lengths), caches.num_slots(state.cache, axes), caches.num_slots(other, axes))
-        return state.replace(cache=caches.insert_row(state.cache, axes, other, where[0], where[1]))
+    def insert(cache: Cache, other: Cache, where: jax.Array) -> Cache:
+        slots, rows = (jax.tree.leaves(other)[0].shape[axis] for axis in (axes[0].slot, axes[0].batch))
+        trace("insert", *jax.tree.leaves(cache)[0].shape, rows, slots)
+        return caches.insert_row(cache, axes, other, where[0], where[1])
 
     def set_row(state: State, row: jax.Array, limits: jax.Array, eos: jax.Array, sequences: jax.Array) -> State:
         trace("set_row", len(state.lengths), len(eos), *sequences.shape)
@@ -100,9 +101,10 @@ def compiled(model: Model) -> Compiled:
         )
 
     def step(params: Params, state: State, packed: jax.Array) -> tuple[State, jax.Array]:
-        trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes))
+        stops = state.stops
+        trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), stops.eos.shape, stops.sequences.shape)
         tree = DraftTree(tokens=packed[0], parents=packed[1])
-        done = verify(model, params, state.cache, state.lengths, tree, progress=state.progress, stops=state.stops)
+        done = verify(model, params, state.cache, state.lengths, tree, progress=state.progress, stops=stops)
         walk = done.walk
         out = jnp.concatenate(
             [
@@ -116,9 +118,9 @@ def compiled(model: Model) -> Compiled:
         )
         return state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress), out
 
-    def grow(state: State, slots: int) -> State:
-        trace("grow", len(state.lengths), slots)
-        return state.replace(cache=caches.grow(state.cache, axes, slots))
+    def grow(cache: Cache, slots: int) -> Cache:
+        trace("grow", *jax.tree.leaves(cache)[0].shape, slots)
+        return caches.grow(cache, axes, slots)
 
     return Compiled(
         allocate=jax.jit(allocate, static_argnums=(0, 1)),
@@ -198,7 +200,7 @@ class Engine:
             )
             self._slots = slots
         elif slots > self._slots:
-            self._state = self._compiled.grow(self._state, slots)
+            self._state = self._state.replace(cache=self._compiled.grow(self._state.cache, slots))
             self._slots = slots
 
     def admit(self, admissions: Sequence[Admission]) -> None:
@@ -237,14 +239,17 @@ class Engine:
         assert self._state is not None
         row, held = admission.row, len(admission.prompt) - 1
         if cache is not None:
-            self._state = self._compiled.insert(self._state, cache, np.array([source, row], np.int32))
+            where = np.array([source, row], np.int32)
+            self._state = self._state.replace(cache=self._compiled.insert(self._state.cache, cache, where))
         eos = np.full(self._eos_size, NO_TOKEN, np.int32)
         eos[: len(admission.eos)] = admission.eos
         sequences = np.full(self._stop_shape, NO_TOKEN, np.int32)
         for i, sequence in enumerate(admission.stop):
             sequences[i, -len(sequence) :] = sequence
         limits = np.array([held, admission.max_new_tokens], np.int32)
-        self._state = self._compiled.set_row(self._state, np.int32(row), limits, eos, sequences)
+        held_back = self._state.cache
+        rows = self._compiled.set_row(self._state.replace(cache=None), np.int32(row), limits, eos, sequences)
+        self._state = rows.replace(cache=held_back)
         self._lengths[row] = held
 
     def dispatch(self, packed: np.ndarray) -> jax.Array:
