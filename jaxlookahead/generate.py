@@ -69,6 +69,8 @@ class _Request:
 
 
 def _check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> list[int]:
+    if isinstance(tokens, str):
+        raise TypeError(f"{name} must hold integer token ids, got text; encode it with the tokenizer first")
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name} must be a non-empty sequence of token ids, got shape {array.shape}")
