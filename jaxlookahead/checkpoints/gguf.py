@@ -55,8 +55,8 @@ _LAYER_NAMES = {
 _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
-# What Llama 3.1 to 3.3 use. The file holds the resulting factors alone.
-_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+# What every Llama 3 checkpoint uses. The file holds the resulting factors alone.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
 
 def hf_config(file: GGUFFile) -> dict[str, Any]:
@@ -163,19 +163,30 @@ def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
     from jaxlookahead.models.rope import RopeConfig, inverse_frequencies
 
     factors = file.read(_ROPE_FACTORS).reshape(-1)
-    scaling = {"rope_type": "llama3", "factor": float(factors.max()), **_LLAMA3}
     size, theta = config["head_dim"], config["rope_theta"]
     plain, _ = inverse_frequencies(RopeConfig(theta=theta), size)
-    if factors.shape == plain.shape and factors.max() >= 1:
+    factor = float(factors.max())
+    if factors.shape == plain.shape and factors.min() >= 1 and factor > 1:
+        # The ramp between the frequencies kept and those divided by `factor` tells the original length.
+        keep = (1 / factors - 1 / factor) / (1 - 1 / factor)
+        low, high = _LLAMA3.values()
+        lengths = 2 * np.pi / plain * (low + keep * (high - low))
+        ramp = lengths[(keep > 1e-4) & (keep < 1 - 1e-4)]
+        length = round(float(np.median(ramp))) if ramp.size else 8192
+        scaling = {
+            "rope_type": "llama3",
+            "factor": factor,
+            **_LLAMA3,
+            "original_max_position_embeddings": length,
+        }
         ours, _ = inverse_frequencies(
             RopeConfig.from_hf({"rope_theta": theta, "rope_scaling": scaling}), size
         )
         if np.allclose(plain / ours, factors, rtol=1e-4):
             return scaling
     raise ValueError(
-        f"{file.path}: the tensor {_ROPE_FACTORS!r} is not that of Llama 3 (low and high frequency factors "
-        "1 and 4, "
-        "context length 8192), which is not supported; use the safetensors checkpoint"
+        f"{file.path}: the tensor {_ROPE_FACTORS!r} is not a Llama 3 scaling (low and high frequency factors "
+        "1 and 4), which alone is supported; use the safetensors checkpoint"
     )
 
 

@@ -152,8 +152,10 @@ def _builder(path: Path, config: Mapping[str, Any], dtype: Any, sharding: Placem
 
     try:
         return ParamsBuilder(DecoderConfig.from_hf(config), dtype, sharding)
-    except (ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
+        raise ValueError(f"{path}: the configuration holds a value of a wrong kind ({error!r})") from error
 
 
 def _build(path: Path, builder: Any, tensors: Iterable[tuple[str, np.ndarray]]) -> tuple[Model, Params]:
