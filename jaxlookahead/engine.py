@@ -179,7 +179,7 @@ class Engine:
         self._stop_shape = (_power_of_two(max(stop_shape[0], 1)), _power_of_two(max(stop_shape[1], 1)))
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
-        self._slots = 0
+        self.slots = 0
 
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of `tokens` committed and scratch slots."""
@@ -198,10 +198,10 @@ class Engine:
                     sequences=jnp.full((rows, count, longest), NO_TOKEN, jnp.int32),
                 ),
             )
-            self._slots = slots
-        elif slots > self._slots:
+            self.slots = slots
+        elif slots > self.slots:
             self._state = self._state.replace(cache=self._compiled.grow(self._state.cache, slots))
-            self._slots = slots
+            self.slots = slots
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.

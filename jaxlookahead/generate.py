@@ -9,6 +9,7 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxlookahead import accept, tree
@@ -17,6 +18,7 @@ from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats
+from jaxlookahead.width import MAX_WIDTH, WidthController, buckets
 
 _handles = itertools.count()
 
@@ -102,7 +104,8 @@ def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
 class _Options:
     max_new_tokens: int | Sequence[int]
     drafter: Drafter | str | None
-    width: int
+    width: int | None
+    adapt: bool
     eos_ids: Sequence[int]
     stop: Sequence[Sequence[int]]
     rows: int
@@ -116,7 +119,10 @@ class _Run:
         if len(prompts) and isinstance(prompts[0], (int, np.integer)):
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
         self.vocab_size = model.vocab_size
-        self.width = _check_count("width", options.width, 1)
+        platform = _platform(params)
+        width = MAX_WIDTH.get(platform, MAX_WIDTH["gpu"]) if options.width is None else options.width
+        self.width = _check_count("width", width, 1)
+        self.controller = WidthController(self.width, platform) if options.adapt else None
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
         self.eos_ids = list(options.eos_ids)
@@ -169,25 +175,34 @@ class _Run:
             self.stats.prefill_seconds += time.perf_counter() - start
 
     def _draft(self) -> np.ndarray:
-        """Asks for a draft for each row, and lays them out in the narrowest bucket that holds them."""
-        roots, drafts = [], []
+        """Asks for a draft for each row, and lays them out in the bucket that is expected to pay most."""
+        drafts: list[Draft | None] = []
         for request in self.rows:
             if request is None:
-                roots.append(0)
-                drafts.append(Draft())
+                drafts.append(None)
                 continue
-            request.draft = Draft()
+            draft = Draft()
             # The step adds one token of the model's own to what it accepts.
             depth = request.max_new_tokens - request.emitted - 1
             budget = self.width - 1
             if self.drafter is not None and budget > 0 and depth > 0:
-                proposed = self.drafter.draft(request.handle, budget, depth)
-                request.draft = tree.normalize(proposed, budget=budget, max_depth=depth, vocab_size=self.vocab_size)
-            roots.append(request.newest)
-            drafts.append(request.draft)
-        widest = max(len(draft) for draft in drafts)
-        width = min(1 << widest.bit_length(), self.width)
-        return tree.pack(roots, drafts, width)
+                draft = tree.normalize(
+                    self.drafter.draft(request.handle, budget, depth),
+                    budget=budget,
+                    max_depth=depth,
+                    vocab_size=self.vocab_size,
+                )
+            drafts.append(draft)
+        if self.controller is not None:
+            width = self.controller.choose(drafts, self.engine.slots)
+        else:
+            widest = 1 + max(len(draft) for draft in drafts if draft is not None)
+            width = next(x for x in buckets(self.width) if x >= widest)
+        kept = [Draft() if draft is None else tree.cut(draft, width - 1) for draft in drafts]
+        for request, draft in zip(self.rows, kept, strict=True):
+            if request is not None:
+                request.draft = draft
+        return tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
 
     def _step(self) -> Iterator[Chunk]:
         start = time.perf_counter()
@@ -197,9 +212,12 @@ class _Run:
         if self.drafter is not None:
             self.drafter.idle()
         result = self.engine.collect(out)
+        done = time.perf_counter()
         self.stats.draft_seconds += drafted - start
-        self.stats.step_seconds += time.perf_counter() - drafted
+        self.stats.step_seconds += done - drafted
         self.stats.steps += 1
+        if self.controller is not None:
+            self.controller.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
         chunks = [self._tell(row, x, result) for row, x in enumerate(self.rows) if x is not None]
         yield from chunks
         bad = [chunk for chunk in chunks if chunk.finish_reason == accept.FINISH_REASONS[accept.BAD_LOGITS]]
@@ -224,6 +242,8 @@ class _Run:
         request.emitted += count
         if count:
             request.newest = tokens[-1]
+        if self.controller is not None:
+            self.controller.verified(request.draft, accepted)
         if self.drafter is not None:
             self.drafter.verified(request.handle, request.draft, accepted)
             self.drafter.extend(request.handle, tokens)
@@ -233,6 +253,14 @@ class _Run:
             if self.drafter is not None:
                 self.drafter.end(request.handle, remember=finish != accept.FINISH_REASONS[accept.BAD_LOGITS])
         return chunk
+
+
+def _platform(params: Params) -> str:
+    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            return next(iter(leaf.devices())).platform
+    return jax.default_backend()
 
 
 def _make_requests(prompts: Sequence[Sequence[int]], options: _Options, model: Model) -> list[_Request]:
@@ -261,7 +289,8 @@ def generate(
     *,
     max_new_tokens: int | Sequence[int] = 128,
     drafter: Drafter | str | None = "trie",
-    width: int = 16,
+    width: int | None = None,
+    adapt: bool = True,
     eos_ids: Sequence[int] = (),
     stop: Sequence[Sequence[int]] = (),
     rows: int = 8,
@@ -281,8 +310,10 @@ def generate(
     Other Args:
       drafter: where drafts come from: `"trie"` (the request's own text and the responses before it in this call),
         `"prompt_lookup"`, an object with the `Drafter` protocol (it remembers responses across calls), or None.
-      width: the most tokens scored in a step for each row, the newest one included; 1 drafts nothing. Narrower
-        steps are taken where drafts are small, in powers of two.
+      width: the most tokens scored in a step for each row, the newest one included; 1 drafts nothing. 16 by default
+        on CPU, 64 elsewhere.
+      adapt: whether to verify, at each step, only as much of the draft as pays by the measured time of steps; the
+        widths are powers of two up to `width`. Without it the whole draft is verified, up to `width`.
       eos_ids: token ids that end a response. The id stays in the output, as its last token.
       stop: token sequences that end a response. They stay in the output too.
       rows: the most requests decoded together; the others wait for a free row.
@@ -300,6 +331,7 @@ def generate(
         max_new_tokens=max_new_tokens,
         drafter=drafter,
         width=width,
+        adapt=adapt,
         eos_ids=eos_ids,
         stop=stop,
         rows=rows,
@@ -318,7 +350,8 @@ def stream(
     *,
     max_new_tokens: int | Sequence[int] = 128,
     drafter: Drafter | str | None = "trie",
-    width: int = 16,
+    width: int | None = None,
+    adapt: bool = True,
     eos_ids: Sequence[int] = (),
     stop: Sequence[Sequence[int]] = (),
     rows: int = 8,
@@ -332,6 +365,7 @@ def stream(
         max_new_tokens=max_new_tokens,
         drafter=drafter,
         width=width,
+        adapt=adapt,
         eos_ids=eos_ids,
         stop=stop,
         rows=rows,

@@ -119,6 +119,18 @@ def normalize(draft: Draft, *, budget: int, max_depth: int, vocab_size: int) -> 
     return kept
 
 
+def cut(draft: Draft, budget: int) -> Draft:
+    """The first `budget` nodes of a draft whose parents come before their children."""
+    if len(draft) <= budget:
+        return draft
+    return Draft(
+        tokens=draft.tokens[:budget],
+        parents=draft.parents[:budget],
+        probs=None if draft.probs is None else draft.probs[:budget],
+        sources=None if draft.sources is None else draft.sources[:budget],
+    )
+
+
 def pack(roots: Sequence[int], drafts: Sequence[Draft], width: int) -> np.ndarray:
     """Lays out normalized drafts below their roots.
 

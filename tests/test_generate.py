@@ -26,6 +26,11 @@ def oracle(prompts, outputs, error_rate=0.1):
     return OracleDrafter({tuple(p): x.tokens for p, x in zip(prompts, outputs, strict=True)}, 50, error_rate=error_rate)
 
 
+def forced(*args, **options):
+    """`generate` that verifies whole drafts."""
+    return generate(*args, adapt=False, **options)
+
+
 def assert_same(a, b):
     for x, y in zip(a, b, strict=True):
         difference = first_difference(x, y)
@@ -38,7 +43,7 @@ def assert_same(a, b):
 def test_drafted_equals_plain(tiny, prompts, plain, name, width, rows):
     """E4, B34, F2: every drafter, width and batch gives the tokens of plain decoding."""
     drafter = oracle(prompts, plain) if name == "oracle" else name
-    drafted = generate(*tiny, prompts, drafter=drafter, width=width, rows=rows, max_new_tokens=60)
+    drafted = forced(*tiny, prompts, drafter=drafter, width=width, rows=rows, max_new_tokens=60)
     assert_same(plain, drafted)
     assert drafted.stats.steps < plain.stats.steps or width == 1 or rows != 8
 
@@ -47,7 +52,13 @@ def test_drafted_equals_plain(tiny, prompts, plain, name, width, rows):
 def test_A32_A35_D16_adversarial_drafts(tiny, prompts, plain, attack):
     for width, rows in ((2, 8), (16, 3), (13, 1)):
         drafter = AdversarialDrafter(attack, 50)
-        assert_same(plain, generate(*tiny, prompts, drafter=drafter, width=width, rows=rows, max_new_tokens=60))
+        assert_same(plain, forced(*tiny, prompts, drafter=drafter, width=width, rows=rows, max_new_tokens=60))
+
+
+def test_adaptive_width_changes_no_token(tiny, prompts, plain):
+    for drafter in ("trie", "prompt_lookup", oracle(prompts, plain)):
+        for rows in (1, 8):
+            assert_same(plain, generate(*tiny, prompts, drafter=drafter, width=16, rows=rows, max_new_tokens=60))
 
 
 def test_plain_equals_a_loop_without_this_library(tiny, prompts, plain):
@@ -65,7 +76,7 @@ def test_plain_equals_a_loop_without_this_library(tiny, prompts, plain):
 
 
 def test_C9_C10_C11_counts_agree(tiny, prompts, plain):
-    drafted = generate(*tiny, prompts, drafter=oracle(prompts, plain), width=16, rows=3, max_new_tokens=60)
+    drafted = forced(*tiny, prompts, drafter=oracle(prompts, plain), width=16, rows=3, max_new_tokens=60)
     for stats, outputs in [(drafted.stats, list(drafted)), *((x.stats, [x]) for x in drafted)]:
         assert stats.tokens == sum(len(x.tokens) for x in outputs)
         assert stats.accepted == sum(int(x.from_draft.sum()) for x in outputs)
@@ -79,20 +90,20 @@ def test_C9_C10_C11_counts_agree(tiny, prompts, plain):
 
 
 def test_A33_drafting_happens(tiny, prompts):
-    stats = generate(*tiny, [[7, 8, 9] * 10], max_new_tokens=40).stats
+    stats = forced(*tiny, [[7, 8, 9] * 10], max_new_tokens=40).stats
     assert stats.drafted > 0 and stats.accepted > 0
 
 
 @pytest.mark.parametrize("limit", range(6))
 def test_A4_max_new_tokens(tiny, prompts, plain, limit):
-    drafted = generate(*tiny, prompts, drafter=oracle(prompts, plain, 0.0), width=16, max_new_tokens=limit)
+    drafted = forced(*tiny, prompts, drafter=oracle(prompts, plain, 0.0), width=16, max_new_tokens=limit)
     assert drafted.tokens == [tokens[:limit] for tokens in plain.tokens]
     assert {x.finish_reason for x in drafted} == {"length"}
 
 
 def test_max_new_tokens_for_each(tiny, prompts, plain):
     limits = [3, 0, 60, 1, 7, 20]
-    drafted = generate(*tiny, prompts, max_new_tokens=limits, rows=2)
+    drafted = forced(*tiny, prompts, max_new_tokens=limits, rows=2)
     assert drafted.tokens == [tokens[:limit] for tokens, limit in zip(plain.tokens, limits, strict=True)]
 
 
@@ -129,7 +140,7 @@ def test_A2_A3_A36_context_limit(drafter):
     free = generate(*make_tiny(), prompts, drafter=None, max_new_tokens=40)
     inner = oracle(prompts, free, 0.0) if drafter == "oracle" else TrieDrafter()
     given = Recorder(inner) if drafter else None
-    capped = generate(model, params, prompts, drafter=given, max_new_tokens=40, rows=2)
+    capped = forced(model, params, prompts, drafter=given, max_new_tokens=40, rows=2)
     assert capped.tokens == [x[: 24 - len(p)] for p, x in zip(prompts, free.tokens, strict=True)]
     assert {x.finish_reason for x in capped} == {"length"}
     if given:
@@ -150,7 +161,7 @@ def test_C1_eos_and_stop(tiny, prompts, plain, drafter):
     eos = [27, 9]
     stop = [plain.tokens[4][5:8], plain.tokens[2][3:4]]
     given = oracle(prompts, plain, 0.0) if drafter == "oracle" else drafter
-    got = generate(*tiny, prompts, drafter=given, max_new_tokens=60, eos_ids=eos, stop=stop, rows=4)
+    got = forced(*tiny, prompts, drafter=given, max_new_tokens=60, eos_ids=eos, stop=stop, rows=4)
     for full, output in zip(plain.tokens, got, strict=True):
         text, reason = [], None
         for token in full:
@@ -177,16 +188,16 @@ def test_F1_token_zero(tiny):
 def test_B35_F8_same_call_twice(tiny, prompts):
     options = dict(drafter="trie", max_new_tokens=20, eos_ids=[3], stop=[[1, 2]])
     before = {key: list(x) if isinstance(x, list) else x for key, x in options.items()}
-    first, second = (generate(*tiny, prompts, **options) for _ in range(2))
+    first, second = (forced(*tiny, prompts, **options) for _ in range(2))
     assert first.tokens == second.tokens and first.stats.histogram == second.stats.histogram
     assert options == before
 
 
 def test_drafter_remembers_across_calls_and_requests_end(tiny, prompts):
     drafter = Recorder(TrieDrafter())
-    cold = generate(*tiny, prompts, drafter=drafter, max_new_tokens=40)
+    cold = forced(*tiny, prompts, drafter=drafter, max_new_tokens=40)
     assert not drafter.alive
-    warm = generate(*tiny, prompts, drafter=drafter, max_new_tokens=40)
+    warm = forced(*tiny, prompts, drafter=drafter, max_new_tokens=40)
     assert warm.tokens == cold.tokens and warm.stats.row_steps < cold.stats.row_steps
     said = {call[1]: [] for call in drafter.calls}
     for call in drafter.calls:
@@ -204,7 +215,7 @@ def test_namespaces_reach_the_drafter(tiny):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_stream_equals_generate(tiny, prompts, plain, rows):
     texts, reasons = [[] for _ in prompts], [None] * len(prompts)
-    for chunk in stream(*tiny, prompts, max_new_tokens=60, rows=rows):
+    for chunk in stream(*tiny, prompts, max_new_tokens=60, rows=rows, adapt=False):
         assert reasons[chunk.request] is None
         texts[chunk.request] += chunk.tokens.tolist()
         reasons[chunk.request] = chunk.finish_reason
@@ -230,7 +241,7 @@ def test_no_compilation_after_warm_up(tiny):
         prompts = [rng.integers(0, 50, rng.integers(1, 120)).tolist() for _ in range(40)]
         limits = rng.integers(1, 60, 40).tolist()
         options = dict(eos_ids=rng.integers(0, 50, 2).tolist(), stop=[rng.integers(0, 50, 2).tolist()])
-        generate(model, params, prompts, rows=4, max_new_tokens=limits, **options)
+        forced(model, params, prompts, rows=4, max_new_tokens=limits, **options)
 
     for _ in range(5):
         decode()
@@ -324,4 +335,4 @@ def test_broken_drafter_is_named(tiny):
 
 
 def test_prompt_lookup_object(tiny, prompts, plain):
-    assert_same(plain, generate(*tiny, prompts, drafter=PromptLookup(match="earliest"), max_new_tokens=60))
+    assert_same(plain, forced(*tiny, prompts, drafter=PromptLookup(match="earliest"), max_new_tokens=60))

@@ -54,7 +54,9 @@ def _walk(decisions: int, length: int) -> tuple[Callable, Callable]:
     return jax.jit(with_settings), jax.jit(plain)
 
 
-def measure(vocab_size: int, batch: int, *, decisions: int = 64, slots: int = 1024, rounds: int = 7) -> dict[str, float]:
+def measure(
+    vocab_size: int, batch: int, *, decisions: int = 64, slots: int = 1024, rounds: int = 7
+) -> dict[str, float]:
     """Times one decision for every setting.
 
     Args:

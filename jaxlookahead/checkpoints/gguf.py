@@ -115,13 +115,11 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
 
 def _llama_options(file: GGUFFile, window: int | None) -> dict[str, Any]:
     biases = {
-        k: f"blk.0.{v}.bias" in file.tensors
-        for k, v in (("q", "attn_q"), ("o", "attn_output"), ("mlp", "ffn_up"))
+        k: f"blk.0.{v}.bias" in file.tensors for k, v in (("q", "attn_q"), ("o", "attn_output"), ("mlp", "ffn_up"))
     }
     if biases["q"] != biases["o"]:
         raise ValueError(
-            f"{file.path}: biases on the query projection or the output projection alone are not supported "
-            "for llama"
+            f"{file.path}: biases on the query projection or the output projection alone are not supported for llama"
         )
     if window and any(biases.values()):
         raise ValueError(f"{file.path}: biases together with a sliding window are not supported for llama")
@@ -179,9 +177,7 @@ def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
             **_LLAMA3,
             "original_max_position_embeddings": length,
         }
-        ours, _ = inverse_frequencies(
-            RopeConfig.from_hf({"rope_theta": theta, "rope_scaling": scaling}), size
-        )
+        ours, _ = inverse_frequencies(RopeConfig.from_hf({"rope_theta": theta, "rope_scaling": scaling}), size)
         if np.allclose(plain / ours, factors, rtol=1e-4):
             return scaling
     raise ValueError(
@@ -204,14 +200,10 @@ def hf_name(name: str) -> str | None:
         return f"{_OTHER_NAMES[part]}.{suffix}"
     if layer is not None and part in _LAYER_NAMES:
         return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{suffix}"
-    raise ValueError(
-        f"the tensor {name!r} has no place in the architectures supported: {', '.join(ARCHITECTURES)}"
-    )
+    raise ValueError(f"the tensor {name!r} has no place in the architectures supported: {', '.join(ARCHITECTURES)}")
 
 
-def tensors(
-    file: GGUFFile, config: dict[str, Any], dtype: Any = np.float32
-) -> Iterator[tuple[str, np.ndarray]]:
+def tensors(file: GGUFFile, config: dict[str, Any], dtype: Any = np.float32) -> Iterator[tuple[str, np.ndarray]]:
     """Yields every parameter under its Hugging Face name, dequantized to `dtype`, one at a time.
 
     Raises:
@@ -237,7 +229,5 @@ def _row_order(file: GGUFFile, name: str, config: dict[str, Any]) -> np.ndarray 
     info = file.tensors[name]
     rows = info.shape[0]
     if rows % (2 * heads):
-        raise ValueError(
-            f"{file.path}: the tensor {name!r} of shape {info.shape} does not divide into {heads} heads"
-        )
+        raise ValueError(f"{file.path}: the tensor {name!r} of shape {info.shape} does not divide into {heads} heads")
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)

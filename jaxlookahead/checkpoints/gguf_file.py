@@ -98,9 +98,7 @@ class GGUFFile:
         for first in range(0, rows, step):
             count = min(step, rows - first)
             blocks = np.frombuffer(self._take(count * width), np.uint8).reshape(count, width)
-            target = (
-                slice(first, first + count) if order is None else np.asarray(order[first : first + count])
-            )
+            target = slice(first, first + count) if order is None else np.asarray(order[first : first + count])
             out[target] = gguf.dequantize(blocks, kind)
         return out.reshape(info.shape)
 
@@ -138,9 +136,7 @@ class GGUFFile:
         for name, info in self.tensors.items():
             if not info.shape or 0 in info.shape:
                 raise ValueError(f"{self.path} is damaged: the tensor {name!r} has shape {info.shape}")
-            end = info.offset + _row_bytes(info, f"{self.path}: the tensor {name!r}") * math.prod(
-                info.shape[:-1]
-            )
+            end = info.offset + _row_bytes(info, f"{self.path}: the tensor {name!r}") * math.prod(info.shape[:-1])
             if end > self._size:
                 raise ValueError(
                     f"{self.path} is cut short: the tensor {name!r} ends at byte {end}, the file at "
@@ -190,9 +186,7 @@ def _row_bytes(info: TensorInfo, what: str = "the tensor") -> int:
         kind = gguf.GGMLQuantizationType(info.kind)
         block, size = gguf.GGML_QUANT_SIZES[kind]
     except (ValueError, KeyError):
-        raise ValueError(
-            f"{what} has the block format {info.kind}, which the package gguf does not know"
-        ) from None
+        raise ValueError(f"{what} has the block format {info.kind}, which the package gguf does not know") from None
     if info.shape[-1] % block:
         raise ValueError(f"{what} of format {kind.name} has rows of {info.shape[-1]}, no multiple of {block}")
     return info.shape[-1] // block * size

@@ -74,9 +74,7 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
         if index is None:
             continue
         if not 0 <= index < len(tokens):
-            raise ValueError(
-                f"tokenizer.ggml.{role}_token_id {index} is outside the vocabulary of {len(tokens)}"
-            )
+            raise ValueError(f"tokenizer.ggml.{role}_token_id {index} is outside the vocabulary of {len(tokens)}")
         found[name] = tokens[index]
     return found
 
@@ -107,9 +105,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> tuple[Any, bool]:
 
     name = metadata.get("tokenizer.ggml.pre")
     if name not in _SPLITS:
-        raise ValueError(
-            f"tokenizer.ggml.pre {name!r} is not supported; supported: {', '.join(sorted(_SPLITS))}"
-        )
+        raise ValueError(f"tokenizer.ggml.pre {name!r} is not supported; supported: {', '.join(sorted(_SPLITS))}")
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", ())]
     llama3 = name in _LLAMA3_NAMES
     model = models.BPE(vocab=_vocabulary(metadata), merges=merges, ignore_merges=llama3)
@@ -136,9 +132,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Any:
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
     merges = _merges_of_scores(tokens, scores.tolist(), types)
     tokenizer = Tokenizer(
-        models.BPE(
-            vocab=_vocabulary(metadata), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True
-        )
+        models.BPE(vocab=_vocabulary(metadata), merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     prefix = metadata.get("tokenizer.ggml.add_space_prefix", True)
     replace = normalizers.Replace(" ", "▁")
@@ -150,9 +144,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Any:
     return tokenizer
 
 
-def _merges_of_scores(
-    tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]
-) -> list[tuple[str, str]]:
+def _merges_of_scores(tokens: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:
     """Every pair of pieces that makes a piece, best score first: the order in which SentencePiece merges."""
     pieces = {token: i for i, token in enumerate(tokens) if types[i] in (1, _USER_DEFINED, _UNUSED)}
     found = []

@@ -49,21 +49,15 @@ def shards(path: Path) -> dict[Path, list[str]]:
         raise ValueError(f"{path / INDEX} is damaged: it has no weight_map")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise ValueError(
-                f"{path / INDEX} is damaged: it places {name!r} in {file!r}, which is not a file's name"
-            )
+            raise ValueError(f"{path / INDEX} is damaged: it places {name!r} in {file!r}, which is not a file's name")
         wanted.setdefault(path / file, []).append(name)
     absent = sorted(file.name for file in wanted if not file.is_file())
     if absent:
-        raise ValueError(
-            f"{path} lacks {', '.join(absent)}, which {INDEX} names; download the checkpoint again"
-        )
+        raise ValueError(f"{path} lacks {', '.join(absent)}, which {INDEX} names; download the checkpoint again")
     for file, names in wanted.items():
         lacking = sorted(set(names) - set(_names(file)))
         if lacking:
-            raise ValueError(
-                f"{file} lacks {', '.join(lacking)}, which {INDEX} places there; download it again"
-            )
+            raise ValueError(f"{file} lacks {', '.join(lacking)}, which {INDEX} places there; download it again")
     return wanted
 
 
@@ -101,9 +95,7 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, framework="numpy")
     except (SafetensorError, OSError) as error:
-        raise ValueError(
-            f"{file} is not a whole safetensors file ({error}); download or copy it again"
-        ) from error
+        raise ValueError(f"{file} is not a whole safetensors file ({error}); download or copy it again") from error
 
 
 def _no_weights(path: Path) -> str:

@@ -134,9 +134,7 @@ def _load_gguf(path: Path, dtype: Any, sharding: Placement, tokenizer: Any) -> L
     from jaxlookahead.checkpoints.tokenizer import eos_ids
 
     if path.suffix == ".safetensors":
-        raise ValueError(
-            f"source={str(path)!r} is one file of a checkpoint; pass its directory, {path.parent}"
-        )
+        raise ValueError(f"source={str(path)!r} is one file of a checkpoint; pass its directory, {path.parent}")
     with GGUFFile(path) as file:
         config = gguf.hf_config(file)
         builder = _builder(path, config, dtype, sharding)
@@ -196,7 +194,5 @@ def _dtype(dtype: Any, sharding: Placement) -> np.dtype:
     except TypeError:
         chosen = None
     if chosen is None or chosen.name not in _DTYPES:
-        raise ValueError(
-            f"dtype={dtype!r} is not supported; supported: {', '.join(_DTYPES)}, or None to choose"
-        )
+        raise ValueError(f"dtype={dtype!r} is not supported; supported: {', '.join(_DTYPES)}, or None to choose")
     return chosen

@@ -60,9 +60,7 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         special = special_tokens(metadata)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
-    except (
-        Exception
-    ) as error:  # The Rust library raises bare exceptions for merges that contradict the vocabulary.
+    except Exception as error:  # The Rust library raises bare exceptions for merges that contradict the vocabulary.
         raise ValueError(f"{path}: the tokenizer is damaged ({error}); {_REMEDY}") from error
     with _without_advice():
         from transformers import PreTrainedTokenizerFast

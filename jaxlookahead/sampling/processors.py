@@ -65,9 +65,7 @@ def needs_history(arrays: SamplingArrays) -> jax.Array:
     )
 
 
-def init_context(
-    arrays: SamplingArrays, history: jax.Array, prompt_length: jax.Array, length: jax.Array
-) -> Context:
+def init_context(arrays: SamplingArrays, history: jax.Array, prompt_length: jax.Array, length: jax.Array) -> Context:
     """Builds the context of rows with known tokens.
 
     Args:
@@ -115,9 +113,7 @@ def advance(context: Context, token: jax.Array, active: jax.Array) -> Context:
         context,
         history=jnp.where(here, token[:, None], context.history),
         length=context.length + step,
-        counts=jax.vmap(lambda row, index, one: row.at[index].add(one, mode="drop"))(
-            context.counts, token, step
-        ),
+        counts=jax.vmap(lambda row, index, one: row.at[index].add(one, mode="drop"))(context.counts, token, step),
     )
 
 

@@ -34,9 +34,7 @@ def draws():
         @jax.jit
         def one(first):
             length = 1 + first + jnp.arange(block)
-            context = init_context(
-                arrays, jnp.zeros((block, L), jnp.int32), jnp.ones(block, jnp.int32), length
-            )
+            context = init_context(arrays, jnp.zeros((block, L), jnp.int32), jnp.ones(block, jnp.int32), length)
             return decide(arrays, context, logits).token
 
         return np.asarray(jax.lax.map(one, jnp.arange(0, count, block))).reshape(-1)
@@ -64,18 +62,14 @@ LOGITS = np.array([1.0, 0.0, 3.0, -1.0, 2.5, -np.inf, 0.5, -4.0])
 def test_B32_B2_sampled_tokens_follow_the_processed_distribution(draws, options):
     sampling = Sampling(**{"temperature": 1.0, "seed": 11, **options})
     arrays = rows([sampling], vocab_size=8)
-    p = softmax(
-        run_process(arrays, padded([[1]]), np.array([1]), np.array([1]), LOGITS[None].astype(np.float32))
-    )
+    p = softmax(run_process(arrays, padded([[1]]), np.array([1]), np.array([1]), LOGITS[None].astype(np.float32)))
     assert chi_square(draws(sampling, LOGITS), p[0]) < 5
 
 
 def test_B9_greedy_row_in_a_batch_with_sampled_ones():
     logits = [[5.0, 1.0, 0.0, -3.0]] * 2
     for t in range(30):
-        got = _decide(
-            [Sampling(), Sampling(temperature=1.0)], logits, output=[0] * (t % 15), requests=[t, t + 1]
-        )
+        got = _decide([Sampling(), Sampling(temperature=1.0)], logits, output=[0] * (t % 15), requests=[t, t + 1])
         assert got.token[0] == 0
         assert got.margin[0] == 4
 
@@ -86,9 +80,7 @@ def test_B11_top_k_1_equals_greedy():
     np.testing.assert_array_equal(sampled.token, logits.argmax(-1))
 
 
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)]
-)
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.5)])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_B17_bad_logits_are_flagged_and_the_token_is_in_the_vocabulary(sampling, value):
     for rowful in (False, True):
@@ -176,9 +168,7 @@ def test_margin_is_the_gap_of_what_was_compared():
     assert decide_greedy(jnp.asarray(logits).reshape(4, 10, V)).token.shape == (4, 10)
 
 
-@pytest.mark.parametrize(
-    "options", [{"top_p": 0.6}, {"top_k": 6}, {"min_p": 0.3}, {"top_k": 8, "top_p": 0.8}]
-)
+@pytest.mark.parametrize("options", [{"top_p": 0.6}, {"top_k": 6}, {"min_p": 0.3}, {"top_k": 8, "top_p": 0.8}])
 def test_margin_explains_every_change_that_small_errors_cause(options):
     """Errors of size e change a token only where the margin is of the order of e: filters count, too."""
     rng = np.random.default_rng(5)
