@@ -107,12 +107,15 @@ def insert_row(cache: Cache, axes: tuple[Axes, ...], other: Cache, source: jax.A
     return _map(put, axes, cache, other)
 
 
-def commit(cache: Cache, axes: tuple[Axes, ...], lengths: jax.Array, path: jax.Array) -> Cache:
+def commit(
+    cache: Cache, axes: tuple[Axes, ...], start: jax.Array, lengths: jax.Array, path: jax.Array
+) -> Cache:
     """Moves the accepted scratch slots behind the committed ones.
 
     Args:
-      cache: a cache whose last `N` slots hold a verified tree.
+      cache: a cache with a verified tree at slots `[start, start + N)`.
       axes: from `find_axes`.
+      start: `[]` int32, no less than any of `lengths`.
       lengths: `[B]` int32, committed tokens of each row, at most `S - N`.
       path: `[B, N]` int32, the nodes to keep, in order. Entries past the accepted count move slots that are never
         read, so any node will do.
@@ -122,16 +125,26 @@ def commit(cache: Cache, axes: tuple[Axes, ...], lengths: jax.Array, path: jax.A
     """
     width = path.shape[1]
 
-    def move(axis: Axes, leaf: jax.Array) -> jax.Array:
-        slots = leaf.shape[axis.slot]
-        slot_axis = axis.slot - (axis.batch < axis.slot)
+    def take(axis: Axes, leaf: jax.Array) -> jax.Array:
+        scratch = lax.dynamic_slice_in_dim(leaf, start, width, axis=axis.slot)
 
-        def move_row(row: jax.Array, length: jax.Array, nodes: jax.Array) -> jax.Array:
-            scratch = lax.slice_in_dim(row, slots - width, slots, axis=slot_axis)
-            kept = scratch if width == 1 else jnp.take(scratch, nodes, axis=slot_axis, mode="clip")
-            return lax.dynamic_update_slice_in_dim(row, kept, length, slot_axis)
+        def take_row(row: jax.Array, nodes: jax.Array) -> jax.Array:
+            return jnp.take(row, nodes, axis=_row_slot(axis), mode="clip")
 
-        move_rows = jax.vmap(move_row, in_axes=(axis.batch, 0, 0), out_axes=axis.batch)
-        return move_rows(leaf, lengths, path)
+        return jax.vmap(take_row, in_axes=(axis.batch, 0), out_axes=axis.batch)(scratch, path)
 
-    return _map(move, axes, cache)
+    def put(axis: Axes, leaf: jax.Array, kept: jax.Array) -> jax.Array:
+        def put_row(row: jax.Array, new: jax.Array, length: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice_in_dim(row, new, length, _row_slot(axis))
+
+        in_axes = (axis.batch, axis.batch, 0)
+        return jax.vmap(put_row, in_axes=in_axes, out_axes=axis.batch)(leaf, kept, lengths)
+
+    # Fused with the write, the read would need a second cache.
+    kept = lax.optimization_barrier(_map(take, axes, cache))
+    return _map(put, axes, cache, kept)
+
+
+def _row_slot(axis: Axes) -> int:
+    """Slot axis of a leaf without its batch axis."""
+    return axis.slot - (axis.batch < axis.slot)

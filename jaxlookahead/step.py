@@ -111,7 +111,10 @@ def verify(
         decide, context, advance = rule(logits)
         walk = accept.walk(tree, progress, stops, decide, context=context, advance=advance)
     with jax.named_scope("commit"):
-        cache = caches.commit(cache, axes, lengths, walk.path)
+        # Counts are never negative, but XLA does not know: the write has to wait for the walk, and so for the last
+        # read of the cache. Without that, and where there is only the root to keep, XLA would write to a copy.
+        behind = lengths + jnp.minimum(walk.counts, 0)
+        cache = caches.commit(cache, axes, start, behind, walk.path)
     return Verified(walk=walk, cache=cache, lengths=lengths + walk.counts, logits=logits)
 
 

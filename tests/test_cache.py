@@ -72,7 +72,7 @@ def test_D4_D11_commit_moves_the_path_in_every_layer(batch):
     cache, axes = filled(Shapes(), batch, 24)
     lengths = np.array([3, 16])[:batch]
     path = np.array([[0, 3, 7, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5, 6, 7]])[:batch]
-    moved = caches.commit(cache, axes, jnp.asarray(lengths), jnp.asarray(path))
+    moved = caches.commit(cache, axes, jnp.int32(16), jnp.asarray(lengths), jnp.asarray(path))
     for before, after in zip(rows(cache, axes), rows(moved, axes), strict=True):
         for row, (length, kept) in enumerate(zip(lengths, ([0, 3, 7], range(8)), strict=False)):
             wanted = [*before[row, :length], *(before[row, 16 + node] for node in kept)]
