@@ -109,12 +109,8 @@ class Attention(nnx.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q, axis=2), self.k_norm(k, axis=1)
         q, k = rotate(q, angles), rotate(k, angles)
-        keys = lax.dynamic_update_slice(
-            cache["k"], jnp.transpose(k, (2, 0, 1, 3)).astype(cache["k"].dtype), (0, 0, 0, start)
-        )
-        values = lax.dynamic_update_slice(
-            cache["v"], jnp.transpose(v, (2, 0, 3, 1)).astype(cache["v"].dtype), (0, 0, start, 0)
-        )
+        keys = write(cache["k"], jnp.transpose(k, (2, 0, 1, 3)), start, axis=3)
+        values = write(cache["v"], jnp.transpose(v, (2, 0, 3, 1)), start, axis=2)
         q = jnp.transpose(q * self.config.head_size**-0.5, (3, 0, 1, 4, 2))  # [B, K, G, T, H]
         scores = jnp.einsum("bkgth,bkhs->bkgts", q, keys, preferred_element_type=jnp.float32)
         weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
@@ -228,6 +224,22 @@ def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-3)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-3)
     return rotated.astype(x.dtype)
+
+
+def write(cache: jax.Array, new: jax.Array, start: jax.Array, axis: int) -> jax.Array:
+    """Writes `new` into the slots from `start` of `cache`.
+
+    XLA on CPU takes a write of one slot for an operation on the cache alone, cheap enough to do twice where the result
+    has two uses, and copies the whole cache for the second. So one slot is written as two, of which one is unchanged.
+    """
+    new = new.astype(cache.dtype)
+    slots = cache.shape[axis]
+    if new.shape[axis] > 1 or slots < 2:
+        return lax.dynamic_update_slice_in_dim(cache, new, start, axis)
+    first = jnp.minimum(start, slots - 2)
+    old = lax.dynamic_slice_in_dim(cache, first, 2, axis)
+    here = lax.broadcasted_iota(jnp.int32, old.shape, axis) + first == start
+    return lax.dynamic_update_slice_in_dim(cache, jnp.where(here, new, old), first, axis)
 
 
 def windowed(mask: jax.Array, positions: jax.Array, start: jax.Array, window: int | None) -> jax.Array:
