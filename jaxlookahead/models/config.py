@@ -35,6 +35,8 @@ class DecoderConfig:
         None for all; an empty tuple stands for None in every layer.
       activation: of the gate; `silu`.
       dtype: of the parameters and the cache; norms, softmax and logits are float32 always.
+      block: outputs per block of the projections' weights, see `layers.Projection`; None: whoever makes the
+        parameters chooses, 0 is the plain layout.
     """
 
     vocab_size: int
@@ -55,6 +57,7 @@ class DecoderConfig:
     windows: tuple[int | None, ...] = ()
     activation: str = "silu"
     dtype: str = "float32"
+    block: int | None = None
 
     def __post_init__(self):
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size",

@@ -1,12 +1,8 @@
-"""The built-in decoder: pre-norm blocks of grouped-query attention and gated feed-forward, as Flax nnx modules.
-
-Weights are held `[out, in]` and activations with features first, `[E, B, T]`, so that every projection is
-`weight @ x`: on CPU this orientation is the fastest for few tokens. Keys are cached as `[B, K, H, S]`.
-"""
+"""The built-in decoder: pre-norm blocks of grouped-query attention and gated feed-forward, as Flax nnx modules."""
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,60 +10,30 @@ from flax import nnx
 from jax import lax
 
 from jaxlookahead.models.config import DecoderConfig
+from jaxlookahead.models.layers import Embedding, Norm, Projection
 from jaxlookahead.models.rope import rotation
 
 __all__ = ["Decoder", "DecoderConfig"]
 
+
+class View(NamedTuple):
+    """Where the new tokens are and what they see, for one layer.
+
+    Attributes:
+      cos: `[B, T, H / 2]` cosines of the rotary angles.
+      sin: `[B, T, H / 2]` sines.
+      mask: `[B, T, S]` bool, the layer's window applied.
+      start: `[]` int32, the slot of the first new token.
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    mask: jax.Array
+    start: jax.Array
+
+
 LayerCache = dict[str, jax.Array]
 Cache = dict[str, LayerCache]
-
-
-class Norm(nnx.Module):
-    """Root-mean-square norm over one axis, in float32 (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
-
-    def __init__(self, size: int, eps: float, dtype: str):
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
-
-    def __call__(self, x: jax.Array, axis: int = 0) -> jax.Array:
-        x32 = x.astype(jnp.float32)
-        x32 = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=axis, keepdims=True) + self.eps)
-        return lax.expand_dims(self.scale[...], _others(x.ndim, axis)) * x32.astype(x.dtype)
-
-
-class Projection(nnx.Module):
-    """`weight @ x + bias` over the first axes of `x`; the weight is `[*out, *into]`, the bias `[*out]`."""
-
-    def __init__(
-        self, out: tuple[int, ...], into: tuple[int, ...], *, bias: bool, dtype: str, rngs: nnx.Rngs
-    ):
-        self.inputs = len(into)
-        weight = jax.random.normal(rngs.params(), out + into) * math.prod(into) ** -0.5
-        self.weight = nnx.Param(weight.astype(dtype))
-        self.bias = nnx.Param(jnp.zeros(out, dtype)) if bias else None
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        weight = self.weight[...]
-        y = jnp.tensordot(weight, x, axes=self.inputs)
-        return y if self.bias is None else y + self.bias[...][..., None, None]
-
-
-class Embedding(nnx.Module):
-    """Token vectors, `[V, E]`, which are also the output projection of a tied model."""
-
-    def __init__(self, vocab_size: int, size: int, *, dtype: str, rngs: nnx.Rngs):
-        self.weight = nnx.Param(
-            (jax.random.normal(rngs.params(), (vocab_size, size)) * size**-0.5).astype(dtype)
-        )
-
-    def __call__(self, tokens: jax.Array) -> jax.Array:
-        """`[B, T]` token ids to `[E, B, T]`."""
-        return jnp.moveaxis(jnp.take(self.weight[...], tokens, axis=0), -1, 0)
-
-    def logits(self, x: jax.Array) -> jax.Array:
-        """`[E, B, T]` to float32 `[B, T, V]`."""
-        y = jnp.tensordot(self.weight[...], x, axes=1, preferred_element_type=jnp.float32)
-        return jnp.moveaxis(y, 0, -1)
 
 
 class Attention(nnx.Module):
@@ -75,47 +41,44 @@ class Attention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c = self.config = config
-        heads = (c.num_kv_heads, c.queries_per_kv, c.head_size)
-        # The queries of each kv head, its key and its value: one product, which may be sharded over kv heads.
-        fused = (c.num_kv_heads, c.queries_per_kv + 2, c.head_size)
-        self.qkv = Projection(fused, (c.hidden_size,), bias=c.qkv_bias, dtype=c.dtype, rngs=rngs)
-        self.out = Projection((c.hidden_size,), heads, bias=c.out_bias, dtype=c.dtype, rngs=rngs)
+        common = {"block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
+        # For each kv head its queries, its key and its value, in one product.
+        fused = c.num_kv_heads * (c.queries_per_kv + 2) * c.head_size
+        self.qkv = Projection(fused, c.hidden_size, bias=c.qkv_bias, **common)
+        self.out = Projection(c.hidden_size, c.num_heads * c.head_size, bias=c.out_bias, **common)
         self.q_norm = Norm(c.head_size, c.norm_eps, c.dtype) if c.qk_norm else None
         self.k_norm = Norm(c.head_size, c.norm_eps, c.dtype) if c.qk_norm else None
 
-    def __call__(
-        self,
-        x: jax.Array,
-        angles: tuple[jax.Array, jax.Array],
-        mask: jax.Array,
-        cache: LayerCache,
-        start: jax.Array,
-    ) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, view: View, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Attends from `T` new tokens.
 
         Args:
-          x: `[E, B, T]`.
-          angles: cosines and sines, each `[H / 2, B, T]`.
-          mask: `[B, 1, 1, T, S]` bool.
+          x: `[B, T, E]`.
+          view: where the tokens are and what they see.
           cache: `k` `[B, K, H, S]` and `v` `[B, K, S, H]`.
-          start: `[]` int32, the slot of the first new token.
 
         Returns:
-          `[E, B, T]` and the cache with the new entries.
+          `[B, T, E]` and the cache with the new entries.
         """
-        group = self.config.queries_per_kv
-        qkv = self.qkv(x)  # [K, G + 2, H, B, T]
-        q, k, v = qkv[:, :group], qkv[:, group], qkv[:, group + 1]
+        c, (b, t, _) = self.config, x.shape
+        qkv = self.qkv(x).reshape(b, t, c.num_kv_heads, c.queries_per_kv + 2, c.head_size)
+        q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
         if self.q_norm is not None:
-            q, k = self.q_norm(q, axis=2), self.k_norm(k, axis=1)
-        q, k = rotate(q, angles), rotate(k, angles)
-        keys = write(cache["k"], jnp.transpose(k, (2, 0, 1, 3)), start, axis=3)
-        values = write(cache["v"], jnp.transpose(v, (2, 0, 3, 1)), start, axis=2)
-        q = jnp.transpose(q * self.config.head_size**-0.5, (3, 0, 1, 4, 2))  # [B, K, G, T, H]
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = (
+            rotate(q, view.cos[:, :, None, None], view.sin[:, :, None, None]),
+            rotate(k, view.cos[:, :, None], view.sin[:, :, None]),
+        )
+        keys = write(cache["k"], jnp.transpose(k, (0, 2, 3, 1)), view.start, axis=3)
+        values = write(cache["v"], jnp.transpose(v, (0, 2, 1, 3)), view.start, axis=2)
+        q = jnp.transpose(q * c.head_size**-0.5, (0, 2, 3, 1, 4))
         scores = jnp.einsum("bkgth,bkhs->bkgts", q, keys, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(jnp.float32).min), axis=-1)
+        weights = jax.nn.softmax(
+            jnp.where(view.mask[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1
+        )
         mixed = jnp.einsum("bkgts,bksh->bkgth", weights.astype(values.dtype), values)
-        return self.out(jnp.transpose(mixed, (1, 2, 4, 0, 3)).astype(x.dtype)), {"k": keys, "v": values}
+        mixed = jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(b, t, -1)
+        return self.out(mixed.astype(x.dtype)), {"k": keys, "v": values}
 
 
 class Mlp(nnx.Module):
@@ -123,14 +86,14 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c = config
-        shapes = {"bias": c.mlp_bias, "dtype": c.dtype, "rngs": rngs}
-        self.gate_up = Projection((2, c.intermediate_size), (c.hidden_size,), **shapes)
-        self.down = Projection((c.hidden_size,), (c.intermediate_size,), **shapes)
+        common = {"bias": c.mlp_bias, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
+        self.gate_up = Projection(2 * c.intermediate_size, c.hidden_size, **common)
+        self.down = Projection(c.hidden_size, c.intermediate_size, **common)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[E, B, T]` to `[E, B, T]`."""
-        gate, up = self.gate_up(x)
-        return self.down(jax.nn.silu(gate) * up)
+        """`[B, T, E]` to `[B, T, E]`."""
+        gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
+        return self.down(gate * up / (1 + jnp.exp(-gate)))
 
 
 class Layer(nnx.Module):
@@ -143,16 +106,9 @@ class Layer(nnx.Module):
         self.mlp_norm = Norm(c.hidden_size, c.norm_eps, c.dtype)
         self.mlp = Mlp(c, rngs=rngs)
 
-    def __call__(
-        self,
-        x: jax.Array,
-        angles: tuple[jax.Array, jax.Array],
-        mask: jax.Array,
-        cache: LayerCache,
-        start: jax.Array,
-    ) -> tuple[jax.Array, LayerCache]:
+    def __call__(self, x: jax.Array, view: View, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """See `Attention`."""
-        mixed, cache = self.attention(self.attention_norm(x), angles, mask, cache, start)
+        mixed, cache = self.attention(self.attention_norm(x), view, cache)
         x = x + mixed
         return x + self.mlp(self.mlp_norm(x)), cache
 
@@ -204,26 +160,25 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         """See `Model.forward`. Returns float32 logits."""
         c = self.config
-        angles = rotation(c.rope, c.head_size, positions)
-        masks = {
-            w: windowed(mask, positions, start, w)[:, None, None] for w in map(c.window, range(c.num_layers))
+        cos, sin = rotation(c.rope, c.head_size, positions)
+        views = {
+            w: View(cos, sin, windowed(mask, positions, start, w), start)
+            for w in map(c.window, range(c.num_layers))
         }
         x, written = self.embed(tokens), {}
         for i in range(c.num_layers):
             name = f"layer_{i}"
             with jax.named_scope(name):
-                x, written[name] = getattr(self, name)(x, angles, masks[c.window(i)], cache[name], start)
+                x, written[name] = getattr(self, name)(x, views[c.window(i)], cache[name])
         with jax.named_scope("head"):
             head = self.embed if self.head is None else self.head
             return head.logits(self.norm(x)), written
 
 
-def rotate(x: jax.Array, angles: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotates the halves of `x` `[..., H, B, T]` against each other, in float32."""
-    cos, sin = angles
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-3)
-    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-3)
-    return rotated.astype(x.dtype)
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotates the halves of `x` `[..., H]` against each other, in float32; `cos` and `sin` are `[..., H / 2]`."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 def write(cache: jax.Array, new: jax.Array, start: jax.Array, axis: int) -> jax.Array:
@@ -254,7 +209,3 @@ def windowed(mask: jax.Array, positions: jax.Array, start: jax.Array, window: in
     )
     held = lax.dynamic_update_slice(slots, positions, (0, start))
     return mask & (positions[:, :, None] - held[:, None, :] < window)
-
-
-def _others(ndim: int, axis: int) -> tuple[int, ...]:
-    return tuple(i for i in range(ndim) if i != axis)

@@ -112,14 +112,14 @@ class Target:
 
     Attributes:
       path: of the parameter.
-      index: of the part of the parameter that the tensor fills.
       shape: of the tensor, as the checkpoint holds it.
+      rows: the parameter's outputs that the tensor fills, in the tensor's order; None: all.
       more_rows: whether the checkpoint may hold more rows (a padded vocabulary); they are cut off.
     """
 
     path: Path
-    index: tuple[Any, ...]
     shape: tuple[int, ...]
+    rows: tuple[range, ...] | None = None
     more_rows: bool = False
 
 
@@ -135,47 +135,68 @@ def targets(config: DecoderConfig) -> dict[str, Target]:
     """Every tensor of a complete checkpoint, by name."""
     c = config
     vocabulary = (c.vocab_size, c.hidden_size)
-    found = {"model.embed_tokens.weight": Target(("embed", "weight"), (), vocabulary, more_rows=True)}
+    found = {"model.embed_tokens.weight": Target(("embed", "weight"), vocabulary, more_rows=True)}
     for i in range(c.num_layers):
         for name, where in _layer_targets(c).items():
             found[f"model.layers.{i}.{name}"] = dataclasses.replace(where, path=(f"layer_{i}", *where.path))
-    found["model.norm.weight"] = Target(("norm", "scale"), (), (c.hidden_size,))
+    found["model.norm.weight"] = Target(("norm", "scale"), (c.hidden_size,))
     if not c.tied:
-        found["lm_head.weight"] = Target(("head", "weight"), (), vocabulary, more_rows=True)
+        found["lm_head.weight"] = Target(("head", "weight"), vocabulary, more_rows=True)
     return found
 
 
 def _layer_targets(c: DecoderConfig) -> dict[str, Target]:
-    every, group = slice(None), c.queries_per_kv
-    heads, kv_heads = c.num_heads * c.head_size, c.num_kv_heads * c.head_size
-    qkv, out = ("attention", "qkv"), ("attention", "out")
-    gate_up, down = ("mlp", "gate_up"), ("mlp", "down")
+    group, size, ffn = c.queries_per_kv, c.head_size, c.intermediate_size
+    heads, kv_heads = c.num_heads * size, c.num_kv_heads * size
+
+    def part(first: int, count: int) -> tuple[range, ...]:
+        stride = (group + 2) * size
+        return tuple(
+            range(k * stride + first * size, k * stride + (first + count) * size)
+            for k in range(c.num_kv_heads)
+        )
+
     norms = {
         "input_layernorm": (("attention_norm",), c.hidden_size),
         "post_attention_layernorm": (("mlp_norm",), c.hidden_size),
     }
     if c.qk_norm:
-        norms["self_attn.q_norm"] = (("attention", "q_norm"), c.head_size)
-        norms["self_attn.k_norm"] = (("attention", "k_norm"), c.head_size)
-    # The parameter, the part of it that the tensor fills, output and input size, whether there is a bias.
+        norms["self_attn.q_norm"] = (("attention", "q_norm"), size)
+        norms["self_attn.k_norm"] = (("attention", "k_norm"), size)
+    qkv, gate_up = ("attention", "qkv"), ("mlp", "gate_up")
+    # The parameter, the outputs of it that the tensor fills, output and input size, whether there is a bias.
     products = {
-        "self_attn.q_proj": (qkv, (every, slice(0, group)), heads, c.hidden_size, c.qkv_bias),
-        "self_attn.k_proj": (qkv, (every, group), kv_heads, c.hidden_size, c.qkv_bias),
-        "self_attn.v_proj": (qkv, (every, group + 1), kv_heads, c.hidden_size, c.qkv_bias),
-        "self_attn.o_proj": (out, (), c.hidden_size, heads, c.out_bias),
-        "mlp.gate_proj": (gate_up, (0,), c.intermediate_size, c.hidden_size, c.mlp_bias),
-        "mlp.up_proj": (gate_up, (1,), c.intermediate_size, c.hidden_size, c.mlp_bias),
-        "mlp.down_proj": (down, (), c.hidden_size, c.intermediate_size, c.mlp_bias),
+        "self_attn.q_proj": (qkv, part(0, group), heads, c.hidden_size, c.qkv_bias),
+        "self_attn.k_proj": (qkv, part(group, 1), kv_heads, c.hidden_size, c.qkv_bias),
+        "self_attn.v_proj": (qkv, part(group + 1, 1), kv_heads, c.hidden_size, c.qkv_bias),
+        "self_attn.o_proj": (("attention", "out"), None, c.hidden_size, heads, c.out_bias),
+        "mlp.gate_proj": (gate_up, (range(ffn),), ffn, c.hidden_size, c.mlp_bias),
+        "mlp.up_proj": (gate_up, (range(ffn, 2 * ffn),), ffn, c.hidden_size, c.mlp_bias),
+        "mlp.down_proj": (("mlp", "down"), None, c.hidden_size, ffn, c.mlp_bias),
     }
-    found = {f"{name}.weight": Target((*path, "scale"), (), (size,)) for name, (path, size) in norms.items()}
-    for name, (path, index, rows, columns, bias) in products.items():
-        found[f"{name}.weight"] = Target((*path, "weight"), index, (rows, columns))
+    found = {f"{name}.weight": Target((*path, "scale"), (size,)) for name, (path, size) in norms.items()}
+    for name, (path, rows, outputs, inputs, bias) in products.items():
+        found[f"{name}.weight"] = Target((*path, "weight"), (outputs, inputs), rows)
         if bias:
-            found[f"{name}.bias"] = Target((*path, "bias"), index, (rows,))
+            found[f"{name}.bias"] = Target((*path, "bias"), (outputs,), rows)
     return found
 
 
 def fill(leaf: np.ndarray, where: Target, array: np.ndarray) -> None:
-    """Writes one checkpoint tensor into its part of a parameter, cast to the parameter's dtype."""
-    part = leaf[where.index]
-    part[...] = array[: where.shape[0]].reshape(part.shape)
+    """Writes one checkpoint tensor into its part of a parameter, cast to the parameter's dtype.
+
+    Args:
+      leaf: the parameter, `[out]`, `[out, in]` or, in blocks, `[out / block, in, block]`.
+      where: the tensor's target.
+      array: the tensor.
+    """
+    array = array[: where.shape[0]]
+    done = 0
+    for rows in where.rows or (range(len(array)),):
+        piece = array[done : done + len(rows)]
+        done += len(rows)
+        if leaf.ndim < 3:
+            leaf[rows.start : rows.stop] = piece
+        else:
+            row = np.arange(rows.start, rows.stop)
+            leaf[row // leaf.shape[2], :, row % leaf.shape[2]] = piece

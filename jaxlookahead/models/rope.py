@@ -184,8 +184,8 @@ def rotation(rope: RopeConfig, size: int, positions: jax.Array) -> tuple[jax.Arr
       positions: `[...]` int32.
 
     Returns:
-      Two float32 arrays `[H / 2, ...]`.
+      Two float32 arrays `[..., H / 2]`.
     """
     frequencies, factor = inverse_frequencies(rope, size)
-    angles = frequencies.reshape((-1,) + (1,) * positions.ndim) * positions.astype(jnp.float32)
+    angles = positions.astype(jnp.float32)[..., None] * frequencies
     return jnp.cos(angles) * factor, jnp.sin(angles) * factor

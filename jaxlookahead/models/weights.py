@@ -17,6 +17,8 @@ from jaxlookahead.models.protocol import Model, Params
 Path = tuple[str, ...]
 Placement = jax.sharding.Sharding | Callable[[Path, tuple[int, ...]], jax.sharding.Sharding] | None
 
+CPU_BLOCK = 64
+
 
 class ParamsBuilder:
     """Takes the tensors of a Hugging Face checkpoint in any order and returns a model and its parameters.
