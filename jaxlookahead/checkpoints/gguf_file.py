@@ -23,7 +23,8 @@ VERSIONS = (2, 3)
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_CHUNK = 1 << 20
+_MOST_DIMENSIONS = 4
+_CHUNK = 1 << 20  # elements
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +121,10 @@ class GGUFFile:
         stated: dict[str, TensorInfo] = {}
         for _ in range(tensors):
             name = self._string()
-            dims = tuple(self._scalar("Q") for _ in range(self._scalar("I")))
+            count = self._scalar("I")
+            if not 1 <= count <= _MOST_DIMENSIONS:
+                raise ValueError(f"{self.path} is damaged: the tensor {name!r} has {count} dimensions")
+            dims = tuple(self._scalar("Q") for _ in range(count))
             info = TensorInfo(dims[::-1], self._scalar("I"), self._scalar("Q"))
             if name in stated:
                 raise ValueError(f"{self.path} is damaged: it holds the tensor {name!r} twice")
@@ -134,7 +138,7 @@ class GGUFFile:
 
     def _check_tensors(self) -> None:
         for name, info in self.tensors.items():
-            if not info.shape or 0 in info.shape:
+            if 0 in info.shape:
                 raise ValueError(f"{self.path} is damaged: the tensor {name!r} has shape {info.shape}")
             end = info.offset + _row_bytes(info, f"{self.path}: the tensor {name!r}") * math.prod(info.shape[:-1])
             if end > self._size:

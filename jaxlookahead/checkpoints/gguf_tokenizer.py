@@ -42,9 +42,8 @@ def backend(metadata: Mapping[str, Any]) -> Any:
     else:
         raise ValueError(f"tokenizer.ggml.model {kind!r} is not supported; supported: gpt2, llama")
     _add_marked_tokens(tokenizer, metadata)
-    special = special_tokens(metadata)
-    before = [special["bos_token"]] if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else []
-    after = [special["eos_token"]] if metadata.get("tokenizer.ggml.add_eos_token", False) else []
+    before = _added(metadata, "bos", adds_bos)
+    after = _added(metadata, "eos", False)
     if before or after:
         from tokenizers import processors
 
@@ -58,6 +57,16 @@ def backend(metadata: Mapping[str, Any]) -> Any:
         ours = [tokenizer.post_processor, template] if tokenizer.post_processor else [template]
         tokenizer.post_processor = processors.Sequence(ours)
     return tokenizer
+
+
+def _added(metadata: Mapping[str, Any], role: str, default: bool) -> list[str]:
+    """The token that goes before or after every text, if there is one."""
+    if not metadata.get(f"tokenizer.ggml.add_{role}_token", default):
+        return []
+    token = special_tokens(metadata).get(f"{role}_token")
+    if token is None:
+        raise ValueError(f"tokenizer.ggml.{role}_token_id is missing, but texts get that token")
+    return [token]
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -82,7 +91,7 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
 def eos_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     """Ids of the tokens that end a sequence, a turn or a message."""
     ids = (metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom"))
-    return [index for index in ids if index is not None]
+    return [index for index in ids if isinstance(index, int)]
 
 
 def _vocabulary(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -53,7 +53,7 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     """
     from jaxlookahead.checkpoints.gguf_tokenizer import backend, special_tokens
 
-    if not metadata.get("tokenizer.ggml.tokens"):
+    if not isinstance(metadata.get("tokenizer.ggml.tokens"), list):
         raise ValueError(f"{path} holds no tokenizer: {_REMEDY}")
     try:
         tokenizer = backend(metadata)
@@ -62,11 +62,12 @@ def from_gguf(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
     except Exception as error:  # The Rust library raises bare exceptions for merges that contradict the vocabulary.
         raise ValueError(f"{path}: the tokenizer is damaged ({error}); {_REMEDY}") from error
+    template = metadata.get("tokenizer.chat_template")
     with _without_advice():
         from transformers import PreTrainedTokenizerFast
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
         clean_up_tokenization_spaces=False,
         **special,
     )
