@@ -107,9 +107,7 @@ def insert_row(cache: Cache, axes: tuple[Axes, ...], other: Cache, source: jax.A
     return _map(put, axes, cache, other)
 
 
-def commit(
-    cache: Cache, axes: tuple[Axes, ...], start: jax.Array, lengths: jax.Array, path: jax.Array
-) -> Cache:
+def commit(cache: Cache, axes: tuple[Axes, ...], start: jax.Array, lengths: jax.Array, path: jax.Array) -> Cache:
     """Moves the accepted scratch slots behind the committed ones.
 
     Args:

@@ -19,9 +19,10 @@ from jax import lax
 
 from jaxlookahead import cache as caches
 from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
+from jaxlookahead.drafters.protocol import Draft
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.step import prefill, verify
-from jaxlookahead.tree import DraftTree
+from jaxlookahead.tree import DraftTree, pack
 
 CHUNKS = (16, 64, 256)
 
@@ -199,9 +200,10 @@ class Engine:
                 ),
             )
             self.slots = slots
-        elif slots > self.slots:
-            self._state = self._state.replace(cache=self._compiled.grow(self._state.cache, slots))
-            self.slots = slots
+        # By doubling, so that few pairs of sizes compile.
+        while slots > self.slots:
+            self.slots *= 2
+            self._state = self._state.replace(cache=self._compiled.grow(self._state.cache, self.slots))
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
@@ -268,6 +270,25 @@ class Engine:
         counts, finish = array[:, -2], array[:, -1]
         self._lengths += counts
         return StepResult(tokens, nodes, margins.view(np.float32), counts, finish)
+
+    def warm_up(self, tokens: int, widths: Sequence[int]) -> None:
+        """Compiles what decoding rows of up to `tokens` tokens, drafts included, will need. Use a new engine."""
+        prefills = set()
+        sizes = [caches.slots_for(tokens)]
+        while sizes[-1] > caches.MIN_SLOTS:
+            sizes.append(sizes[-1] // 2)
+        for slots in reversed(sizes):
+            self.reserve(slots)
+            for held in range(0, min(tokens, slots), CHUNKS[0]):
+                chunks = chunk_sizes(held)
+                needs = {(size, caches.slots_for(sum(chunks)), self.slots) for size in chunks} or {self.slots}
+                if caches.slots_for(sum(chunks) or 1) <= slots and not needs <= prefills:
+                    prefills |= needs
+                    # A row with no tokens left to emit stays empty.
+                    self.admit([Admission(0, [0] * (held + 1), 0, [], [])])
+                    self.release(0)
+            for width in widths:
+                self.collect(self.dispatch(pack([0] * self._rows, [Draft()] * self._rows, width)))
 
     def wait(self) -> None:
         """Waits for what was dispatched so far."""

@@ -147,7 +147,9 @@ def check_model(
     path = np.zeros((batch, width), np.int32)
     kept = paths[-1]
     path[:, : len(kept)] = kept
-    cache = jax.jit(lambda cache, lengths, path: caches.commit(cache, axes, jnp.int32(slots - width), lengths, path))(cache, lengths, path)
+    cache = jax.jit(lambda cache, lengths, path: caches.commit(cache, axes, jnp.int32(slots - width), lengths, path))(
+        cache, lengths, path
+    )
     lengths = lengths + len(kept)
     newest = rng.integers(0, model.vocab_size, (batch, 1)).astype(np.int32)
     mask = tree_mask(jnp.asarray(lengths), jnp.ones((batch, 1, 1), bool), slots)

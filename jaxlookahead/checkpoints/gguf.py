@@ -86,9 +86,7 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     for name, key in _SIZES.items():
         config[name] = option(key)
         if not isinstance(config[name], (int, float)) or not config[name] > 0:
-            raise ValueError(
-                f"{file.path}: the metadata key {arch}.{key} is {config[name]!r}, not a positive number"
-            )
+            raise ValueError(f"{file.path}: the metadata key {arch}.{key} is {config[name]!r}, not a positive number")
     config["num_key_value_heads"] = option("attention.head_count_kv") or config["num_attention_heads"]
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:

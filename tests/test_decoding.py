@@ -9,10 +9,10 @@ import pytest
 from conftest import make_tiny
 
 from jaxlookahead import engine
+from jaxlookahead.decoding import generate, stream
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
 from jaxlookahead.drafters.trie import TrieDrafter
-from jaxlookahead.generate import generate, stream
 from jaxlookahead.results import BadLogitsError, first_difference
 from jaxlookahead.testing import ATTACKS, AdversarialDrafter, OracleDrafter
 

@@ -119,10 +119,8 @@ class _Run:
         if len(prompts) and isinstance(prompts[0], (int, np.integer)):
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
         self.vocab_size = model.vocab_size
-        platform = _platform(params)
-        width = MAX_WIDTH.get(platform, MAX_WIDTH["gpu"]) if options.width is None else options.width
-        self.width = _check_count("width", width, 1)
-        self.controller = WidthController(self.width, platform) if options.adapt else None
+        self.width = _max_width(params, options.width)
+        self.controller = WidthController(self.width, _platform(params)) if options.adapt else None
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
         self.eos_ids = list(options.eos_ids)
@@ -263,6 +261,12 @@ def _platform(params: Params) -> str:
     return jax.default_backend()
 
 
+def _max_width(params: Params, width: int | None) -> int:
+    if width is None:
+        return MAX_WIDTH.get(_platform(params), MAX_WIDTH["gpu"])
+    return _check_count("width", width, 1)
+
+
 def _make_requests(prompts: Sequence[Sequence[int]], options: _Options, model: Model) -> list[_Request]:
     limits = _per_prompt("max_new_tokens", options.max_new_tokens, len(prompts))
     namespaces = _per_prompt("namespaces", options.namespaces, len(prompts))
@@ -341,6 +345,26 @@ def generate(
     for _ in run.stream():
         pass
     return run.generation()
+
+
+def warm_up(
+    model: Model, params: Params, *, tokens: int, width: int | None = None, rows: int = 1, eos_size: int = 1
+) -> None:
+    """Compiles everything that `generate` needs for requests of up to `tokens` tokens, prompt and response together.
+
+    Without it, each shape compiles when it first occurs.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: longest prompt and response.
+      width: as for `generate`.
+      rows: number of rows that decode together, the smaller of `rows` and the number of prompts.
+      eos_size: number of EOS ids.
+    """
+    widest = _max_width(params, width)
+    engine = Engine(model, params, rows=rows, eos_size=eos_size, stop_shape=(1, 1))
+    engine.warm_up(tokens + widest, buckets(widest))
 
 
 def stream(
