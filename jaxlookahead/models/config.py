@@ -74,9 +74,7 @@ class DecoderConfig:
         if any(w is not None and w < 1 for w in self.windows):
             raise ValueError(f"windows must be positive or None, got {self.windows!r}")
         if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation {self.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
-            )
+            raise ValueError(f"activation {self.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
 
     @property
     def queries_per_kv(self) -> int:

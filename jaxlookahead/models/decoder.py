@@ -73,9 +73,7 @@ class Attention(nnx.Module):
         values = write(cache["v"], jnp.transpose(v, (0, 2, 1, 3)), view.start, axis=2)
         q = jnp.transpose(q * c.head_size**-0.5, (0, 2, 3, 1, 4))
         scores = jnp.einsum("bkgth,bkhs->bkgts", q, keys, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(
-            jnp.where(view.mask[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1
-        )
+        weights = jax.nn.softmax(jnp.where(view.mask[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
         mixed = jnp.einsum("bkgts,bksh->bkgth", weights.astype(values.dtype), values)
         mixed = jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(b, t, -1)
         return self.out(mixed.astype(x.dtype)), {"k": keys, "v": values}
@@ -128,9 +126,7 @@ class Decoder(nnx.Module):
             setattr(self, f"layer_{i}", Layer(config, rngs=rngs))
         self.norm = Norm(config.hidden_size, config.norm_eps, config.dtype)
         self.head = (
-            None
-            if config.tied
-            else Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
+            None if config.tied else Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
         )
 
     @property
@@ -151,8 +147,7 @@ class Decoder(nnx.Module):
             (batch, c.num_kv_heads, slots, c.head_size),
         )
         return {
-            f"layer_{i}": {"k": jnp.zeros(keys, c.dtype), "v": jnp.zeros(values, c.dtype)}
-            for i in range(c.num_layers)
+            f"layer_{i}": {"k": jnp.zeros(keys, c.dtype), "v": jnp.zeros(values, c.dtype)} for i in range(c.num_layers)
         }
 
     def __call__(
@@ -162,8 +157,7 @@ class Decoder(nnx.Module):
         c = self.config
         cos, sin = rotation(c.rope, c.head_size, positions)
         views = {
-            w: View(cos, sin, windowed(mask, positions, start, w), start)
-            for w in map(c.window, range(c.num_layers))
+            w: View(cos, sin, windowed(mask, positions, start, w), start) for w in map(c.window, range(c.num_layers))
         }
         x, written = self.embed(tokens), {}
         for i in range(c.num_layers):
@@ -204,8 +198,6 @@ def windowed(mask: jax.Array, positions: jax.Array, start: jax.Array, window: in
     """
     if window is None:
         return mask
-    slots = jnp.broadcast_to(
-        jnp.arange(mask.shape[-1], dtype=positions.dtype), (mask.shape[0], mask.shape[-1])
-    )
+    slots = jnp.broadcast_to(jnp.arange(mask.shape[-1], dtype=positions.dtype), (mask.shape[0], mask.shape[-1]))
     held = lax.dynamic_update_slice(slots, positions, (0, start))
     return mask & (positions[:, :, None] - held[:, None, :] < window)

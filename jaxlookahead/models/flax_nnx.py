@@ -32,9 +32,7 @@ class NnxModel:
 
     def __post_init__(self):
         # The graph is long and a jitted call hashes its static arguments every time.
-        object.__setattr__(
-            self, "_hash", hash((self.graphdef, self.shapes, self.vocab_size, self.max_length))
-        )
+        object.__setattr__(self, "_hash", hash((self.graphdef, self.shapes, self.vocab_size, self.max_length)))
 
     def __hash__(self) -> int:
         return self._hash

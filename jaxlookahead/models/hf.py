@@ -56,9 +56,7 @@ def decoder_config(config: Mapping[str, Any], *, dtype: str = "float32") -> Deco
         raise ValueError(f"model_type {kind!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method")
-        raise ValueError(
-            f"quantization_config (quant_method {method!r}) is not supported; use unquantized weights"
-        )
+        raise ValueError(f"quantization_config (quant_method {method!r}) is not supported; use unquantized weights")
     config = _DEFAULTS[kind] | dict(config)
     activation = config.get("hidden_act", "silu")
     if activation not in ACTIVATIONS:
@@ -152,8 +150,7 @@ def _layer_targets(c: DecoderConfig) -> dict[str, Target]:
     def part(first: int, count: int) -> tuple[range, ...]:
         stride = (group + 2) * size
         return tuple(
-            range(k * stride + first * size, k * stride + (first + count) * size)
-            for k in range(c.num_kv_heads)
+            range(k * stride + first * size, k * stride + (first + count) * size) for k in range(c.num_kv_heads)
         )
 
     norms = {

@@ -81,9 +81,7 @@ class Embedding(nnx.Module):
     """Token vectors `[V, E]`, which are also the output projection of a tied model."""
 
     def __init__(self, vocab_size: int, size: int, *, dtype: str, rngs: nnx.Rngs):
-        self.weight = nnx.Param(
-            (jax.random.normal(rngs.params(), (vocab_size, size)) * size**-0.5).astype(dtype)
-        )
+        self.weight = nnx.Param((jax.random.normal(rngs.params(), (vocab_size, size)) * size**-0.5).astype(dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """`[B, T]` token ids to `[B, T, E]`."""

@@ -87,9 +87,7 @@ class RopeConfig:
         scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
         key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
         if not isinstance(scaling, Mapping) or any(isinstance(v, Mapping) for v in scaling.values()):
-            raise ValueError(
-                f"{key}={scaling!r} is not supported: it must be one set of values for all layers"
-            )
+            raise ValueError(f"{key}={scaling!r} is not supported: it must be one set of values for all layers")
         scaling = {k: v for k, v in scaling.items() if v is not None}
         theta = scaling.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
         kind = scaling.pop("rope_type", None)
@@ -102,16 +100,11 @@ class RopeConfig:
             )
         if kind not in KINDS:
             raise ValueError(f"{key} of type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-        if (
-            scaling.pop("partial_rotary_factor", 1.0) != 1.0
-            or config.get("partial_rotary_factor", 1.0) != 1.0
-        ):
+        if scaling.pop("partial_rotary_factor", 1.0) != 1.0 or config.get("partial_rotary_factor", 1.0) != 1.0:
             raise ValueError("partial_rotary_factor other than 1 is not supported")
         unknown = sorted(set(scaling) - set(_FIELDS[kind]) - {"original_max_position_embeddings", "factor"})
         if unknown:
-            raise ValueError(
-                f"{key} of type {kind!r} has fields that are not supported: {', '.join(unknown)}"
-            )
+            raise ValueError(f"{key} of type {kind!r} has fields that are not supported: {', '.join(unknown)}")
         fields = {ours: scaling[theirs] for theirs, ours in _FIELDS[kind].items() if theirs in scaling}
         if kind in ("llama3", "yarn") and "original_length" not in fields:
             fields["original_length"] = config.get("max_position_embeddings")

@@ -39,9 +39,7 @@ class ParamsBuilder:
         from jaxlookahead.models.decoder import Decoder
         from jaxlookahead.models.flax_nnx import from_nnx
 
-        self.config = dataclasses.replace(
-            config, dtype=jnp.dtype(config.dtype if dtype is None else dtype).name
-        )
+        self.config = dataclasses.replace(config, dtype=jnp.dtype(config.dtype if dtype is None else dtype).name)
         self._sharding = sharding
         self._model, self._tree = from_nnx(nnx.eval_shape(lambda: Decoder(self.config, rngs=nnx.Rngs(0))))
         self._shapes = {_names(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self._tree)}
@@ -90,9 +88,7 @@ class ParamsBuilder:
           ValueError: tensors are missing; all are named.
         """
         if self._missing:
-            raise ValueError(
-                f"the checkpoint lacks {len(self._missing)} tensors: {', '.join(sorted(self._missing))}"
-            )
+            raise ValueError(f"the checkpoint lacks {len(self._missing)} tensors: {', '.join(sorted(self._missing))}")
         params = jax.tree_util.tree_map_with_path(lambda path, _: self._done[_names(path)], self._tree)
         return self._model, params
 

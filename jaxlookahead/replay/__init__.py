@@ -1,0 +1,1 @@
+"""Replays recorded responses against a drafter, to measure drafts without a model."""
