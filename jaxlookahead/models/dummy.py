@@ -11,6 +11,9 @@ import jax.numpy as jnp
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.protocol import Model, Params
 
+_ATTENTION_GAIN = 3.0
+_LOGIT_GAIN = 8.0
+
 TINY = DecoderConfig(
     vocab_size=96,
     hidden_size=32,
@@ -51,7 +54,3 @@ def tiny_decoder(seed: int = 0, **overrides: Any) -> tuple[Model, Params]:
         return (leaf * gains.get(path[-2].key, 1)).astype(leaf.dtype) if path[-1].key == "scale" else leaf
 
     return model, jax.tree_util.tree_map_with_path(scale, params)
-
-
-_ATTENTION_GAIN = 4.0
-_LOGIT_GAIN = 8.0
