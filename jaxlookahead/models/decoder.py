@@ -91,7 +91,9 @@ class Mlp(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, E]` to `[B, T, E]`."""
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        return self.down(gate * up / (1 + jnp.exp(-gate)))
+        # silu(gate) * up, with the division last: XLA on CPU fuses anything cheaper into the copies that a blocked
+        # product makes of its input, and computes it anew for each. The bound keeps the gradient finite.
+        return self.down(gate * up / (1 + jnp.exp(-jnp.maximum(gate, -80))))
 
 
 class Layer(nnx.Module):
