@@ -1,130 +1,107 @@
-"""Suffix counts of the request and of past responses, expanded best first."""
+"""The trie drafter: the request's own text and past text, expanded best first."""
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Hashable, Sequence
 
+from jaxlookahead.drafters.calibration import Calibration, success_bucket
+from jaxlookahead.drafters.expansion import Mode, Place, Texts, grow, learn, match_length, mover
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
+from jaxlookahead.drafters.suffix_index import COUNT, DEPTH, FIRST, LAST, SHIFT, SuffixIndex
 
 
-class _Node:
-    __slots__ = ("count", "kids")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.kids: dict[int, _Node] = {}
-
-
-class _Counts:
-    def __init__(self, depth: int) -> None:
-        self.root = _Node()
-        self.depth = depth
-        self.live: list[_Node] = []
-
-    def push(self, token: int) -> None:
-        live = []
-        for node in [*self.live, self.root]:
-            kid = node.kids.get(token)
-            if kid is None:
-                kid = node.kids[token] = _Node()
-            kid.count += 1
-            live.append(kid)
-        self.live = live[-self.depth + 1 :]
-
-    def cut(self) -> None:
-        self.live = []
+class _Request:
+    def __init__(self, depth: int, namespace) -> None:
+        self.index = SuffixIndex(depth)
+        self.root = self.index.new_root()
+        self.live: list[int] = []
+        self.namespace = namespace
+        self.rates = [0.5, 0.5]
+        self.prompt_length = 0
+        self.place: Place | None = None
+        self.version = -1
 
 
 class TrieDrafter(DrafterBase):
-    """First version: contexts of both memories blended with PPM escapes."""
-
-    def __init__(self, depth: int = 24, request_weight: float = 4.0, max_context: int = 12) -> None:
+    def __init__(self, *, depth: int = 6, max_nodes: int = 1 << 21, mode: Mode = "tree") -> None:
         self.depth = depth
-        self.request_weight = request_weight
-        self.max_context = max_context
-        self._shared: dict[Hashable | None, _Counts] = {}
-        self._requests: dict[Hashable, tuple[_Counts, list[int], int, Hashable | None]] = {}
+        self.mode = mode
+        self.index = SuffixIndex(depth, max_nodes=max_nodes, shards=509)
+        self.roots: dict[Hashable | None, int] = {}
+        self.calibrations: dict[Hashable | None, Calibration] = {}
+        self.requests: dict[Hashable, _Request] = {}
+
+    def _root(self, namespace):
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = self.index.new_root()
+        return root
 
     def insert(self, tokens: Sequence[int], *, namespace: Hashable | None = None) -> None:
-        counts = self._shared.setdefault(namespace, _Counts(self.depth))
-        for token in tokens:
-            counts.push(token)
-        counts.cut()
+        self.index.add(self._root(namespace), tokens)
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
-        counts = _Counts(self.depth)
+        state = self.requests[request] = _Request(self.depth, namespace)
+        state.prompt_length = len(prompt)
         for token in prompt:
-            counts.push(token)
-        self._requests[request] = (counts, list(prompt), len(prompt), namespace)
+            state.live = state.index.push(state.root, state.live, token)
+
+    def _texts(self, state: _Request) -> Texts:
+        calibration = self.calibrations.get(state.namespace)
+        if calibration is None:
+            calibration = self.calibrations[state.namespace] = Calibration()
+        return Texts(
+            state.index,
+            state.root,
+            self.index,
+            self._root(state.namespace),
+            calibration,
+            (success_bucket(state.rates[0]), success_bucket(state.rates[1])),
+        )
+
+    def _place(self, state: _Request, texts: Texts) -> Place:
+        own = state.index
+        if not own.position:
+            return (state.root, 0, -1, texts.shared_root, 0, -1)
+        pointer = own.back
+        length = match_length(own, pointer, own) if pointer >= 0 else 0
+        newest = own.text[-self.depth :]
+        node = self.index.match(texts.shared_root, newest)
+        nodes = self.index.nodes
+        at = node << SHIFT
+        shared_length = nodes[at + DEPTH]
+        shared_pointer = -1
+        if shared_length and not nodes[at + FIRST]:
+            shared_pointer = nodes[at + LAST]
+            following = self.index.token_at(shared_pointer + 1)
+            if following < 0 or following == 1048576:
+                shared_pointer = -1
+            else:
+                shared_length = max(shared_length, match_length(self.index, shared_pointer, own))
+        return (state.live[-1], length, pointer if length else -1, node, shared_length, shared_pointer)
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
-        counts, text, _, _ = self._requests[request]
+        state = self.requests[request]
         for token in tokens:
-            counts.push(token)
-            text.append(token)
-
-    def end(self, request: Hashable, *, remember: bool = True) -> None:
-        _, text, start, namespace = self._requests.pop(request)
-        if remember:
-            self.insert(text[start:], namespace=namespace)
+            texts = self._texts(state)
+            right = learn(texts, self._place(state, texts), token)
+            for source in (0, 1):
+                if right[source] >= 0:
+                    state.rates[source] += 0.15 * (right[source] - state.rates[source])
+            state.live = state.index.push(state.root, state.live, token)
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
-        own, text, _, namespace = self._requests[request]
-        shared = self._shared.setdefault(namespace, _Counts(self.depth))
-        draft = Draft(probs=[])
-        heap: list[tuple[float, int, int, int, int, list[tuple[_Node | None, _Node | None]]]] = []
-        pushed = 0
+        state = self.requests[request]
+        texts = self._texts(state)
+        return grow(texts, self._place(state, texts), budget, max_depth, self.mode)
 
-        def expand(
-            states: list[tuple[_Node | None, _Node | None]], path: float, parent: int, depth: int
-        ) -> None:
-            nonlocal pushed
-            rest = path
-            found: dict[int, float] = {}
-            for a, b in states:
-                votes: dict[int, float] = {}
-                if a is not None:
-                    for token, kid in a.kids.items():
-                        votes[token] = self.request_weight * kid.count
-                if b is not None:
-                    for token, kid in b.kids.items():
-                        votes[token] = votes.get(token, 0.0) + kid.count
-                if not votes:
-                    continue
-                total = sum(votes.values()) + len(votes)
-                for token, vote in votes.items():
-                    found[token] = found.get(token, 0.0) + rest * vote / total
-                rest *= len(votes) / total
-                if rest < 1e-3 * path:
-                    break
-            for token, prob in found.items():
-                pushed += 1
-                heapq.heappush(heap, (-prob, pushed, token, parent, depth, states))
+    def end(self, request: Hashable, *, remember: bool = True) -> None:
+        state = self.requests.pop(request)
+        if remember:
+            self.insert(state.index.text[state.prompt_length :], namespace=state.namespace)
 
-        states: list[tuple[_Node | None, _Node | None]] = []
-        for length in range(min(self.max_context, len(text)), 0, -1):
-            a: _Node | None = own.root
-            b: _Node | None = shared.root
-            for token in text[-length:]:
-                a = a.kids.get(token) if a is not None else None
-                b = b.kids.get(token) if b is not None else None
-            if a is not None or b is not None:
-                states.append((a, b))
-        if max_depth > 0:
-            expand(states, 1.0, -1, 1)
-        while heap and len(draft) < budget:
-            prob, _, token, parent, depth, states = heapq.heappop(heap)
-            draft.tokens.append(token)
-            draft.parents.append(parent)
-            draft.probs.append(-prob)
-            if depth == max_depth:
-                continue
-            moved = []
-            for a, b in [*states, (own.root, shared.root)]:
-                a = a.kids.get(token) if a is not None else None
-                b = b.kids.get(token) if b is not None else None
-                if a is not None or b is not None:
-                    moved.append((a, b))
-            expand(moved, -prob, len(draft) - 1, depth + 1)
-        return draft
+    def stats(self):
+        return {"nodes": self.index.used, "tokens": self.index.position, "bytes": self.index.memory_bytes()}
+
+
+_ = mover, COUNT
