@@ -1,15 +1,16 @@
 """How far to trust a prediction: weights learnt online, per source and match length.
 
-The next-token estimate is a mixture built by stick breaking: the predictions are put in order, longest context first;
-each takes its share `weight` of what the ones before it have left over. So a weight is the probability that a
-prediction of this kind is the right one to believe, given that no longer one was. The weights are learnt by online
-expectation maximisation from every token the model emits: the share of a weight in the token's probability is the
-evidence for it (Jelinek and Mercer's deleted interpolation, with buckets).
+The next-token estimate is a mixture built by stick breaking: the predictions are put in order, longest
+context first; each takes its share `weight` of what the ones before it have left over. So a weight is the
+probability that a prediction of this kind is the right one to believe, given that no longer one was. The
+weights are learnt by online expectation maximisation from every token the model emits: the share of a weight
+in the token's probability is the evidence for it (Jelinek and Mercer's deleted interpolation, with buckets).
 
-Two kinds of prediction exist, for the request's own text and for shared text each. A *copy* reads the token that
-followed the latest occurrence of the longest match; its bucket is the length of the match, how often the context
-occurred, how rare its last token is, and how well copies have gone in this request. A *context* gives the counts of
-what followed it; its bucket is its length, its number of occurrences, and how many of these the likeliest token missed.
+Two kinds of prediction exist, for the request's own text and for shared text each. A *copy* reads the token
+that followed the latest occurrence of the longest match; its bucket is the length of the match, how often the
+context occurred, how rare its last token is, and how well copies have gone in this request. A *context* gives
+the counts of what followed it; its bucket is its length, its number of occurrences, and how many of these the
+likeliest token missed.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Calibration:
       context: weights of contexts, request's then shared.
       copy_seen: number of updates of each weight of `copy`.
       context_seen: likewise.
-      extra: `[weight, updates]` of every further source by name.
+      extra: `([weight], [updates])` of every further source by name.
     """
 
     def __init__(self) -> None:
@@ -84,21 +85,21 @@ class Calibration:
         self.context = [0.5] * CONTEXTS + [0.4] * CONTEXTS
         self.copy_seen = [0] * (2 * COPIES)
         self.context_seen = [0] * (2 * CONTEXTS)
-        self.extra: dict[str, list[float]] = {}
+        self.extra: dict[str, tuple[list[float], list[int]]] = {}
 
-    def extra_weight(self, name: str) -> list[float]:
-        """`[weight, updates]` of a further source."""
+    def extra_weight(self, name: str) -> tuple[list[float], list[int]]:
+        """`([weight], [updates])` of a further source."""
         found = self.extra.get(name)
         if found is None:
-            found = self.extra[name] = [0.3, 0.0]
+            found = self.extra[name] = ([0.3], [0])
         return found
 
     def learn(self, sticks: list[tuple[list[float], list[Any], int, float]], rest: float) -> None:
         """Updates the weights behind one token's probability.
 
         Args:
-          sticks: `(weights, updates, index, part)` in the order of the mixture, `part` being what this prediction
-            added to the probability of the token that came.
+          sticks: `(weights, updates, index, part)` in the order of the mixture, `part` being what this
+            prediction added to the probability of the token that came.
           rest: the probability left for everything else.
         """
         behind = rest

@@ -1,17 +1,18 @@
-"""Next-token estimates from the request's own text and shared text, and their best-first expansion into a tree.
+"""Next-token estimates from the request's own text and shared text, and their best-first expansion into a
+tree.
 
-For given estimates, popping the candidate with the largest path probability until the budget is spent gives the tree
-with the largest expected number of accepted tokens.
+For given estimates, popping the candidate with the largest path probability until the budget is spent gives
+the tree with the largest expected number of accepted tokens.
 
 A *place* says where a path stands in both texts: `(node, length, pointer, shared_node, shared_length,
-shared_pointer)`. `node` is the longest context that the path ends in, `length` the length of the longest match, and
-`pointer` the position of that match's last token, or -1 where nothing can be copied.
+shared_pointer)`. `node` is the longest context that the path ends in, `length` the length of the longest
+match, and `pointer` the position of that match's last token, or -1 where nothing can be copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Collection
+from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 from jaxlookahead.drafters.calibration import (
@@ -34,6 +35,7 @@ from jaxlookahead.drafters.calibration import (
     uniqueness_bucket,
 )
 from jaxlookahead.drafters.protocol import Draft
+from jaxlookahead.drafters.sources import Source
 from jaxlookahead.drafters.suffix_index import (
     COUNT,
     DEPTH,
@@ -49,7 +51,10 @@ from jaxlookahead.drafters.suffix_index import (
 )
 
 Place = tuple[int, int, int, int, int, int]
+Side = tuple[Any, ...]
+Part = tuple[str, list[float], list[Any], int, float]
 Mode = Literal["tree", "parallel", "single"]
+NAMES = ("request", "shared")
 
 # What the longest contexts leave over is given up once it is less than this share.
 CUT = 0.1
@@ -67,6 +72,7 @@ class Texts(NamedTuple):
       shared_root: the root of the request's namespace there.
       calibration: the weights of that namespace.
       success: recent rates of right copies, own and shared, as buckets.
+      extras: further sources.
     """
 
     own: SuffixIndex
@@ -75,6 +81,7 @@ class Texts(NamedTuple):
     shared_root: int
     calibration: Calibration
     success: tuple[int, int]
+    extras: tuple[Source, ...] = ()
 
 
 def match_length(text: SuffixIndex, position: int, own: SuffixIndex) -> int:
@@ -147,8 +154,8 @@ def sticks(texts: Texts, place: Place) -> list[tuple[int, int, int, int, list[tu
     """All predictions at a place, longest context first.
 
     Returns:
-      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the place
-      of its weight in the calibration, and `count / total` the share of each token.
+      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the
+      place of its weight in the calibration, and `count / total` the share of each token.
     """
     found = []
     for source in (0, 1):
@@ -197,7 +204,10 @@ def _context_bucket(source: int, depth: int, count: int, top: int) -> int:
 
 
 def estimate(texts: Texts, place: Place) -> dict[int, float]:
-    """Estimated probabilities of the next token, longest contexts first (the plain form of what `grow` does)."""
+    """Estimated probabilities of the next token: the plain form of what `grow` does.
+
+    Without further sources.
+    """
     calibration = texts.calibration
     rest = 1.0
     found: dict[int, float] = {}
@@ -211,29 +221,69 @@ def estimate(texts: Texts, place: Place) -> dict[int, float]:
     return found
 
 
-def learn(texts: Texts, place: Place, token: int) -> tuple[int, int]:
-    """Learns from the token that came at a place.
-
-    Returns:
-      for own and shared text: 1 where its first prediction was right, 0 where wrong, -1 where it had none.
-    """
+def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Part], float, tuple[int, int]]:
+    """What each prediction adds to the probability of `token`, what is left, and who was right."""
     calibration = texts.calibration
     rest = 1.0
-    parts: list[tuple[list[float], list[Any], int, float]] = []
+    parts: list[Part] = []
     right = [-1, -1]
+
+    def ask(first: bool) -> None:
+        nonlocal rest
+        for source, state in zip(texts.extras, side, strict=True):
+            if source.first == first and state is not None:
+                predicted = source.predict(state)
+                if predicted:
+                    weights, seen = calibration.extra_weight(source.name)
+                    share = next((share for other, share in predicted if other == token), 0.0)
+                    parts.append((source.name, weights, seen, 0, rest * weights[0] * share))
+                    rest *= 1.0 - weights[0]
+
+    if texts.extras:
+        ask(True)
     for source, kind, bucket, total, ranked in sticks(texts, place):
         if right[source] < 0:
             right[source] = int(ranked[0][0] == token)
         weights = calibration.context if kind else calibration.copy
         seen = calibration.context_seen if kind else calibration.copy_seen
         share = next((count / total for other, count in ranked if other == token), 0.0)
-        parts.append((weights, seen, bucket, rest * weights[bucket] * share))
+        parts.append((NAMES[source], weights, seen, bucket, rest * weights[bucket] * share))
         rest *= 1.0 - weights[bucket]
-    calibration.learn(parts, rest * 1e-4)
-    return right[0], right[1]
+    if texts.extras:
+        ask(False)
+    return parts, rest, (right[0], right[1])
 
 
-def grow(texts: Texts, place: Place, budget: int, max_depth: int, mode: Mode = "tree") -> Draft:
+def learn(texts: Texts, place: Place, side: Side, token: int) -> tuple[int, int]:
+    """Learns from the token that came at a place.
+
+    Returns:
+      for own and shared text: 1 where its first prediction was right, 0 where wrong, -1 where it had none.
+    """
+    parts, rest, right = _parts(texts, place, side, token)
+    texts.calibration.learn([part[1:] for part in parts], rest * 1e-4)
+    return right
+
+
+def label(texts: Texts, place: Place, side: Side, token: int) -> str:
+    """The name of the source that gives `token` most of its probability."""
+    shares: dict[str, float] = {}
+    for name, _, _, _, part in _parts(texts, place, side, token)[0]:
+        shares[name] = shares.get(name, 0.0) + part
+    return max(shares, key=shares.__getitem__)
+
+
+def grow(
+    texts: Texts,
+    place: Place,
+    budget: int,
+    max_depth: int,
+    *,
+    mode: Mode = "tree",
+    side: Side = (),
+    eos_ids: Collection[int] = (),
+    labels: bool = False,
+) -> Draft:
     """Expands the tree below a place.
 
     Args:
@@ -242,13 +292,27 @@ def grow(texts: Texts, place: Place, budget: int, max_depth: int, mode: Mode = "
       budget: the most nodes.
       max_depth: the deepest level.
       mode: `tree` lets every node branch, `parallel` only the root, `single` none.
+      side: the states of `texts.extras` there.
+      eos_ids: tokens that nothing follows.
+      labels: whether to name the source of each node, which takes longer.
     """
     tokens: list[int] = []
     parents: list[int] = []
     probs: list[float] = []
+    names: list[str] | None = [] if labels else None
     if budget < 1 or max_depth < 1:
-        return Draft(tokens, parents, probs)
-    own, own_root, shared, shared_root, calibration, (own_success, shared_success) = texts
+        return Draft(tokens, parents, probs, names)
+    own, _, shared, shared_root, calibration, (own_success, shared_success), extras = texts
+    before = [
+        (i, source, calibration.extra_weight(source.name)[0])
+        for i, source in enumerate(extras)
+        if source.first
+    ]
+    after = [
+        (i, source, calibration.extra_weight(source.name)[0])
+        for i, source in enumerate(extras)
+        if not source.first
+    ]
     own_nodes, own_text = own.nodes, own.text
     shared_nodes, shared_text, ring = shared.nodes, shared.text, shared.text_capacity
     copy, context = calibration.copy, calibration.context
@@ -258,7 +322,7 @@ def grow(texts: Texts, place: Place, budget: int, max_depth: int, mode: Mode = "
     move = mover(texts)
     floor = FLOOR / budget
     small = floor * 0.25
-    heap: list[tuple[float, int, int, int, int, Place]] = []
+    heap: list[tuple[float, int, int, int, int, Place, Side]] = []
     pushed = 0
     parent = -1
     depth = 1
@@ -275,6 +339,13 @@ def grow(texts: Texts, place: Place, budget: int, max_depth: int, mode: Mode = "
         stop = path * CUT
         seen = shared_seen = -1
         found: dict[int, float] = {}
+        for i, source, weights in before:
+            predicted = source.predict(side[i]) if side[i] is not None else ()
+            if predicted:
+                part = rest * weights[0]
+                rest -= part
+                for token, share in predicted:
+                    found[token] = found.get(token, 0.0) + part * share
         while rest >= stop:
             if length >= shared_length:
                 if not length:
@@ -404,34 +475,50 @@ def grow(texts: Texts, place: Place, budget: int, max_depth: int, mode: Mode = "
                         shared_seen = count
                 shared_node = shared_nodes[at + LINK]
                 shared_length -= 1
+        if rest >= stop:
+            for i, source, weights in after:
+                predicted = source.predict(side[i]) if side[i] is not None else ()
+                if predicted:
+                    part = rest * weights[0]
+                    rest -= part
+                    for token, share in predicted:
+                        found[token] = found.get(token, 0.0) + part * share
         if branch:
             for token, value in found.items():
                 if value >= floor:
                     pushed += 1
-                    heappush(heap, (-value, pushed, token, parent, depth, place))
+                    heappush(heap, (-value, pushed, token, parent, depth, place, side))
         elif found:
             token = max(found, key=found.__getitem__)
             if found[token] >= floor:
                 pushed += 1
-                heappush(heap, (-found[token], pushed, token, parent, depth, place))
+                heappush(heap, (-found[token], pushed, token, parent, depth, place, side))
         if parent < 0:
             branch = mode == "tree"
         while heap:
-            value, _, token, above, depth, place = heappop(heap)
+            value, _, token, above, depth, place, side = heappop(heap)
             parent = len(tokens)
             tokens.append(token)
             parents.append(above)
             probs.append(-value)
+            if names is not None:
+                names.append(label(texts, place, side, token))
             if parent + 1 == budget:
-                return Draft(tokens, parents, probs)
-            if depth < max_depth:
+                return Draft(tokens, parents, probs, names)
+            if depth < max_depth and token not in eos_ids:
                 break
         else:
-            return Draft(tokens, parents, probs)
+            return Draft(tokens, parents, probs, names)
         depth += 1
         path = -value
         place = move(place, token)
+        if extras:
+            side = step(extras, side, token)
 
 
-__all__ = ["Mode", "Place", "Texts", "estimate", "grow", "learn", "match_length", "mover", "sticks"]
-_ = heapify
+def step(extras: tuple[Source, ...], side: Side, token: int) -> Side:
+    """The states of further sources after one more token."""
+    return tuple(
+        None if state is None else source.step(state, token)
+        for source, state in zip(extras, side, strict=True)
+    )

@@ -1,12 +1,13 @@
 """Counts of every context of up to `depth` tokens, in flat arrays: the memory behind the trie drafter.
 
-A node is a context: the string of tokens from the root down to it. It counts the occurrences of that string, links to
-the node of the string without its first token, and ranks the few likeliest next tokens. A string that has occurred
-once has no children: its only continuation is read from the text itself. So a token of new text costs about one and
-a half nodes, and following a link or a ranked child costs one array access, no hashing.
+A node is a context: the string of tokens from the root down to it. It counts the occurrences of that string,
+links to the node of the string without its first token, and ranks the few likeliest next tokens. A string
+that has occurred once has no children: its only continuation is read from the text itself. So a token of new
+text costs about one and a half nodes, and following a link or a ranked child costs one array access, no
+hashing.
 
-Everything lives in one `array` of 64-byte records and in dictionaries of plain integers, which the garbage collector
-does not walk; many small dictionaries instead of one keep the pause for growing one short.
+Everything lives in one `array` of 64-byte records and in dictionaries of plain integers, which the garbage
+collector does not walk; many small dictionaries instead of one keep the pause for growing one short.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from __future__ import annotations
 import heapq
 from array import array
 from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 # Fields of a record. A record is one cache line.
 SHIFT = 4
@@ -40,6 +43,8 @@ class SuffixIndex:
       position: absolute position of the next token.
       nodes: the records.
       version: changes whenever anything in the index does.
+      back: position of the occurrence before of the longest context that the newest token ended, or -1.
+      shifted: what has been taken off positions so far, to keep them within 32 bits.
     """
 
     def __init__(self, depth: int, *, max_nodes: int | None = None, shards: int = 1) -> None:
@@ -66,8 +71,9 @@ class SuffixIndex:
         self.used = 0
         self.version = 0
         self.back = -1
-        # Eviction: no node seen within the newest `window` positions goes, and of the others those whose age is more
-        # than `patience` times their count.
+        self.shifted = 0
+        # Eviction: no node seen within the newest `window` positions goes, and of the others those whose age
+        # is more than `patience` times their count.
         self.window = 0 if max_nodes is None else max(max_nodes // (2 * (depth + 1)), 1)
         self.patience = float(self.window)
         self.hand = 1
@@ -115,15 +121,13 @@ class SuffixIndex:
         position = self._append(token)
         link = root
         fresh: list[int] = []
-        level = 0
         back = -1
         capacity = NEVER if self.max_nodes is None else self.max_nodes
-        for x in (root, *live):
+        for level, x in enumerate((root, *live), 1):
             base = x << SHIFT
             # A context seen once has its continuation in the text; so have all longer ones.
-            if level == depth or (level and nodes[base + COUNT] == 1):
+            if level > depth or (level > 1 and nodes[base + COUNT] == 1):
                 break
-            level += 1
             key = x * FACTOR + token
             shard = edges[key % shards]
             child = shard.get(key)
@@ -232,9 +236,10 @@ class SuffixIndex:
     def _rebase(self) -> None:
         """Renumbers positions, which are 32-bit, so that they can go on counting."""
         shift = (self.position - self.text_capacity) // self.text_capacity * self.text_capacity
-        for array_, start, step in ((self.nodes, LAST, STRIDE), (self.earlier, 0, 1)):
-            for i in range(start, len(array_), step):
-                array_[i] = max(array_[i] - shift, -1)
+        for held, start, step in ((self.nodes, LAST, STRIDE), (self.earlier, 0, 1)):
+            positions = np.frombuffer(held, np.int32)[start::step]
+            np.maximum(positions - shift, -1, out=positions)
+        self.shifted += shift
         self.position -= shift
         self.version += 1
 
@@ -282,7 +287,7 @@ class SuffixIndex:
         self.used -= 1
 
     def _rank(self, base: int, child: int, count: int, last: int) -> None:
-        """Moves a child whose count rose to its place among the ranked children: by count, then by recency."""
+        """Moves a child whose count rose to its place among the ranked: by count, then by recency."""
         nodes = self.nodes
         end = base + STRIDE
         j = base + TOP
@@ -346,8 +351,9 @@ class SuffixIndex:
     def make_room(self, steps: int = 96) -> bool:
         """Evicts the next node that is old and rare enough.
 
-        A hand goes round the records, as in the clock algorithm. Where it finds too little, less old and less rare
-        nodes will do. Only nodes that no longer context builds on can go, so the longest contexts go first.
+        A hand goes round the records, as in the clock algorithm. Where it finds too little, less old and less
+        rare nodes will do. Only nodes that no longer context builds on can go, so the longest contexts go
+        first.
 
         Returns:
           whether a node was freed within `steps` records.

@@ -85,7 +85,7 @@ def walk(draft: Draft, response: Sequence[int], position: int) -> list[int]:
 def replay_row(
     drafter: Drafter, row: Trace, result: TaskResult, budget: int, max_depth: int, remember: bool
 ) -> None:
-    """Decodes one row as `generate` would: a token from prefill, then draft, verify and extend until the end."""
+    """Decodes one row as `generate` would: a token from prefill, then draft, verify, extend to the end."""
     response = row.response
     drafter.begin(row.name, row.prompt)
     drafter.extend(row.name, response[:1])
