@@ -34,7 +34,7 @@ def merge_memories(memories: Sequence[Memory]) -> Memory:
             names = (repr(document.namespace), repr(document.key))
             rows.append((document.stop - index.position, tokens, names, document))
     rows.sort(key=lambda row: row[:3])
-    merged = Memory(first.index.depth, max(memory.index.max_nodes or 0 for memory in memories))
+    merged = Memory(first.index.depth, first.index.max_nodes or 0)
     parents: dict[Hashable, Hashable | None] = {}
     for memory in memories:
         for child, parent in memory.parents.items():
@@ -44,7 +44,7 @@ def merge_memories(memories: Sequence[Memory]) -> Memory:
         merged.set_parent(child, parent)
     for _, tokens, _, document in rows:
         merged.insert(tokens, document.namespace, document.key, contextlib.nullcontext())
-    for namespace in dict.fromkeys(name for memory in memories for name in memory.calibrations):
+    for namespace in sorted({name for memory in memories for name in memory.calibrations}, key=repr):
         found = [memory.calibrations[namespace] for memory in memories if namespace in memory.calibrations]
         merged.calibrations[namespace] = _average(found)
     return merged

@@ -238,10 +238,8 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.nd
             left -= count_bytes
             _require(left >= 0, "is truncated")
             blob = file.read(count_bytes)
-            _require(
-                hashlib.sha256(blob).hexdigest() == row["sha256"],
-                f"is corrupted: checksum of {name!r} differs",
-            )
+            digest = hashlib.sha256(blob).hexdigest()
+            _require(digest == row["sha256"], f"is corrupted: the checksum of {name!r} differs")
             arrays[name] = np.frombuffer(blob, dtype)
         _require(left == 0, "goes on after its end")
     return header, arrays
@@ -264,10 +262,10 @@ def _unpack(
     columns = [arrays[name] for name in ("token", "parent", "count", "last", "link")]
     _check(text, earlier, columns, len(namespaces), depth, vocab_size)
     size = len(columns[0])
+    need = max(size, len(text))
     _require(
-        size <= max_nodes and len(text) <= max_nodes,
-        f"holds {size} nodes and {len(text)} tokens: use a drafter with max_nodes={max(size, len(text))} or
-        more",
+        need <= max_nodes,
+        f"holds {size} nodes, {len(text)} tokens: use a drafter with max_nodes={need} or more",
     )
     memory = Memory(depth, max_nodes)
     index = memory.index
