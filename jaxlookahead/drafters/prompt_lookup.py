@@ -1,4 +1,4 @@
-"""Prompt lookup decoding: copy what followed an earlier occurrence of the newest n-gram in a request's text."""
+"""Prompt lookup decoding: copy what followed an earlier occurrence of the newest n-gram."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class PromptLookup(DrafterBase):
           match: which of several occurrences of the longest matching n-gram to copy from: the `latest`, the
             `earliest`, or the latest one of those with the `most_frequent` next token.
           short: what to do about an occurrence with fewer tokens after it than asked for: `keep` drafts those
-            few, `skip` ignores it (there may be a shorter n-gram's), `longest` takes an occurrence with enough
-            tokens if there is one and otherwise the one with most, `wrap` lets the copy go on into the draft
-            itself, which repeats a loop as often as asked.
+            few, `skip` ignores it (there may be a shorter n-gram's), `longest` takes an occurrence with
+            enough tokens if there is one and otherwise the one with most, `wrap` lets the copy go on into the
+            draft itself, which repeats a loop as often as asked.
           eos_ids: tokens after which nothing is drafted.
 
         Raises:

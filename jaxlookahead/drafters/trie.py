@@ -1,128 +1,267 @@
-"""Suffix counts of the request and of past responses, expanded best first."""
+"""The trie drafter: every source of next tokens, expanded best first into one tree."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Hashable, Sequence
+import os
+import threading
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any, get_args
 
+from jaxlookahead.drafters.calibration import Calibration
+from jaxlookahead.drafters.expansion import Mode, Texts, grow
+from jaxlookahead.drafters.memory import Memory, token_list
+from jaxlookahead.drafters.merging import merge_memories
+from jaxlookahead.drafters.persistence import pack, unpack, write_atomically
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
-
-
-class _Node:
-    __slots__ = ("count", "kids")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.kids: dict[int, _Node] = {}
-
-
-class _Counts:
-    def __init__(self, depth: int) -> None:
-        self.root = _Node()
-        self.depth = depth
-        self.live: list[_Node] = []
-
-    def push(self, token: int) -> None:
-        live = []
-        for node in [*self.live, self.root]:
-            kid = node.kids.get(token)
-            if kid is None:
-                kid = node.kids[token] = _Node()
-            kid.count += 1
-            live.append(kid)
-        self.live = live[-self.depth + 1 :]
-
-    def cut(self) -> None:
-        self.live = []
+from jaxlookahead.drafters.request_state import ParentText, RequestState
+from jaxlookahead.drafters.sources import Source, SuccessorTable
+from jaxlookahead.drafters.suffix_index import MAX_TOKEN, SuffixIndex
 
 
 class TrieDrafter(DrafterBase):
-    """First version: contexts of both memories blended with PPM escapes."""
+    """Drafts from the request's own text and from shared text that grows with every response.
 
-    def __init__(self, depth: int = 24, request_weight: float = 4.0, max_context: int = 12) -> None:
+    Shared text is kept per namespace: what one namespace holds is never drafted in another, unless the other
+    was told to fall back on it (`set_parent`). All methods may be called from several threads; a lock
+    serialises them, and an insertion lets others in between its chunks.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth: int = 6,
+        max_nodes: int = 1 << 21,
+        mode: Mode = "tree",
+        use_request: bool = True,
+        use_shared: bool = True,
+        successors: int = 0,
+        sources: Iterable[Source] = (),
+        eos_ids: Collection[int] = (),
+        vocab_size: int | None = None,
+        tokenizer_fingerprint: str | None = None,
+        labels: bool = False,
+    ) -> None:
+        """
+        Args:
+          depth: length of the longest context whose continuations are counted; longer matches are followed in
+            the text itself.
+          max_nodes: hard cap on the nodes of shared memory, over all namespaces; a node takes some 170 bytes.
+          mode: `tree`, `parallel` (branches that share no nodes) or `single` (one branch).
+          use_request: whether to draft from the request's own text.
+          use_shared: whether to draft from shared text.
+          successors: how many of the model's own likeliest next tokens to remember after each verified token,
+            given by `observe_topk`; 0 for none.
+          sources: further sources.
+          eos_ids: tokens after which nothing is drafted.
+          vocab_size: token ids must be below it.
+          tokenizer_fingerprint: written to files and asked of files; see
+            `jaxlookahead.drafters.persistence.tokenizer_fingerprint`.
+          labels: whether drafts name the source of each node, which makes them slower.
+
+        Raises:
+          ValueError: an option has no meaning.
+        """
+        if mode not in get_args(Mode):
+            raise ValueError(f"mode={mode!r} must be one of {', '.join(get_args(Mode))}")
+        if vocab_size is not None and not 0 < vocab_size <= MAX_TOKEN:
+            raise ValueError(f"vocab_size={vocab_size} must be from 1 to {MAX_TOKEN}")
+        if successors < 0:
+            raise ValueError(f"successors={successors} must not be negative")
         self.depth = depth
-        self.request_weight = request_weight
-        self.max_context = max_context
-        self._shared: dict[Hashable | None, _Counts] = {}
-        self._requests: dict[Hashable, tuple[_Counts, list[int], int, Hashable | None]] = {}
+        self.mode = mode
+        self.use_request = use_request
+        self.use_shared = use_shared
+        self.eos_ids = frozenset(int(token) for token in eos_ids)
+        self.vocab_size = vocab_size
+        self.tokenizer_fingerprint = tokenizer_fingerprint
+        self.labels = labels
+        self.successors = SuccessorTable(successors) if successors else None
+        self.sources: tuple[Source, ...] = tuple(sources)
+        if self.successors is not None:
+            self.sources += (self.successors,)
+        names = [source.name for source in self.sources]
+        if len(set(names)) < len(names) or {"request", "shared", "parent"} & set(names):
+            raise ValueError(
+                f"sources need distinct names other than request, shared and parent, got {names}"
+            )
+        self.memory = Memory(depth, max_nodes)
+        self._nothing = SuffixIndex(depth)
+        self._nothing_root = self._nothing.new_root()
+        self._requests: dict[Hashable, RequestState] = {}
+        self._lock = threading.RLock()
+        self._writing = threading.RLock()
 
-    def insert(self, tokens: Sequence[int], *, namespace: Hashable | None = None) -> None:
-        counts = self._shared.setdefault(namespace, _Counts(self.depth))
-        for token in tokens:
-            counts.push(token)
-        counts.cut()
+    @property
+    def wants_topk(self) -> int:
+        """How many of the likeliest next tokens `observe_topk` would like to have of every verified node."""
+        return self.successors.k if self.successors is not None else 0
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
-        counts = _Counts(self.depth)
-        for token in prompt:
-            counts.push(token)
-        self._requests[request] = (counts, list(prompt), len(prompt), namespace)
+        tokens = token_list("prompt", prompt, self.vocab_size)
+        with self._lock:
+            if request in self._requests:
+                raise ValueError(f"request {request!r} has begun already: end it first")
+            state = RequestState(self.depth, namespace, len(tokens))
+            self._requests[request] = state
+            self.memory.hold(namespace)
+            for token in tokens:
+                state.push(token)
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
-        counts, text, _, _ = self._requests[request]
-        for token in tokens:
-            counts.push(token)
-            text.append(token)
-
-    def end(self, request: Hashable, *, remember: bool = True) -> None:
-        _, text, start, namespace = self._requests.pop(request)
-        if remember:
-            self.insert(text[start:], namespace=namespace)
+        ids = token_list("tokens", tokens, self.vocab_size)
+        with self._lock:
+            state = self._state(request)
+            texts = self._texts(state)
+            for token in ids:
+                texts = state.take(texts, token)
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
-        own, text, _, namespace = self._requests[request]
-        shared = self._shared.setdefault(namespace, _Counts(self.depth))
-        draft = Draft(probs=[])
-        heap: list[tuple[float, int, int, int, int, list[tuple[_Node | None, _Node | None]]]] = []
-        pushed = 0
+        with self._lock:
+            state = self._state(request)
+            texts = self._texts(state)
+            place = state.locate(texts)
+            side = ()
+            if texts.extras:
+                side = tuple(
+                    source.open(request, state.namespace, state.index.text, budget, max_depth)
+                    for source in texts.extras
+                )
+                state.side = side
+            return grow(
+                texts,
+                place,
+                budget,
+                max_depth,
+                mode=self.mode,
+                side=side,
+                eos_ids=self.eos_ids,
+                labels=self.labels,
+            )
 
-        def expand(states: list[tuple[_Node | None, _Node | None]], path: float, parent: int, depth: int) -> None:
-            nonlocal pushed
-            rest = path
-            found: dict[int, float] = {}
-            for a, b in states:
-                votes: dict[int, float] = {}
-                if a is not None:
-                    for token, kid in a.kids.items():
-                        votes[token] = self.request_weight * kid.count
-                if b is not None:
-                    for token, kid in b.kids.items():
-                        votes[token] = votes.get(token, 0.0) + kid.count
-                if not votes:
-                    continue
-                total = sum(votes.values()) + len(votes)
-                for token, vote in votes.items():
-                    found[token] = found.get(token, 0.0) + rest * vote / total
-                rest *= len(votes) / total
-                if rest < 1e-3 * path:
-                    break
-            for token, prob in found.items():
-                pushed += 1
-                heapq.heappush(heap, (-prob, pushed, token, parent, depth, states))
+    def end(self, request: Hashable, *, remember: bool = True) -> None:
+        with self._writing:
+            with self._lock:
+                state = self._state(request)
+                del self._requests[request]
+                self.memory.let_go(state.namespace)
+                for source in self.sources:
+                    source.end(request)
+            if remember:
+                response = state.index.text[state.prompt_length :].tolist()
+                self.memory.insert(response, state.namespace, request, self._lock)
 
-        states: list[tuple[_Node | None, _Node | None]] = []
-        for length in range(min(self.max_context, len(text)), 0, -1):
-            a: _Node | None = own.root
-            b: _Node | None = shared.root
-            for token in text[-length:]:
-                a = a.kids.get(token) if a is not None else None
-                b = b.kids.get(token) if b is not None else None
-            if a is not None or b is not None:
-                states.append((a, b))
-        if max_depth > 0:
-            expand(states, 1.0, -1, 1)
-        while heap and len(draft) < budget:
-            prob, _, token, parent, depth, states = heapq.heappop(heap)
-            draft.tokens.append(token)
-            draft.parents.append(parent)
-            draft.probs.append(-prob)
-            if depth == max_depth:
-                continue
-            moved = []
-            for a, b in [*states, (own.root, shared.root)]:
-                a = a.kids.get(token) if a is not None else None
-                b = b.kids.get(token) if b is not None else None
-                if a is not None or b is not None:
-                    moved.append((a, b))
-            expand(moved, -prob, len(draft) - 1, depth + 1)
-        return draft
+    def insert(
+        self, tokens: Sequence[int], *, namespace: Hashable | None = None, key: Hashable | None = None
+    ) -> None:
+        """Puts a document, a past response or a past prompt into shared memory.
+
+        Args:
+          tokens: its token ids. Nothing is ever drafted across the end of a document.
+          namespace: who may draft from it; `None` is the common namespace.
+          key: a name by which `forget` finds it; several documents may have the same.
+
+        Raises:
+          ValueError: a token id is negative or too large.
+        """
+        ids = token_list("tokens", tokens, self.vocab_size)
+        with self._writing:
+            self.memory.insert(ids, namespace, key, self._lock)
+
+    def forget(self, key: Hashable) -> int:
+        """Removes all documents of a key, or the remembered response of a request, from shared memory.
+
+        Returns:
+          the number of documents removed.
+        """
+        with self._writing, self._lock:
+            return self.memory.forget(key)
+
+    def forget_namespace(self, namespace: Hashable | None) -> None:
+        """Removes everything of a namespace, what was learnt about it included.
+
+        Raises:
+          ValueError: a request of this namespace is alive.
+        """
+        with self._writing, self._lock:
+            self.memory.forget_namespace(namespace)
+            if self.successors is not None:
+                self.successors.forget(namespace)
+
+    def set_parent(self, namespace: Hashable, parent: Hashable | None) -> None:
+        """Lets `namespace` also draft from `parent` (None: the common namespace), and from its parents in
+        turn.
+
+        Raises:
+          ValueError: `namespace` would become its own ancestor.
+        """
+        with self._writing, self._lock:
+            self.memory.set_parent(namespace, parent)
+
+    def observe_topk(self, request: Hashable, tokens: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
+        """Tells the model's likeliest next tokens, likeliest first, after each of the verified `tokens`."""
+        if self.successors is not None:
+            with self._lock:
+                self.successors.observe(self._state(request).namespace, tokens, topk)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes shared memory and what was learnt about it to a file, atomically.
+
+        Raises:
+          TypeError: a namespace is not made of None, str, int, bool and tuples of them. Keys of documents
+            that are not are left out, so `forget` does not find those after loading.
+        """
+        with self._writing:
+            with self._lock:
+                parts = pack(self.memory, self.vocab_size, self.tokenizer_fingerprint)
+            write_atomically(path, parts)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Replaces shared memory by a file's.
+
+        Raises:
+          TrieFileError: the file is not one, is damaged, or was made for another vocabulary, tokenizer or
+            depth; nothing has changed then.
+        """
+        limits = (self.memory.index.max_nodes, self.depth, self.vocab_size, self.tokenizer_fingerprint)
+        loaded = unpack(path, *limits)
+        with self._writing, self._lock:
+            self.memory.replace(loaded)
+
+    def merge(self, *others: TrieDrafter) -> None:
+        """Takes in the shared memory of other drafters, in an order that does not depend on the order of
+        arguments.
+
+        The result is as if all documents whose text is still held had been put into one memory, those that
+        are oldest within their own memory first.
+        """
+        merged = merge_memories([self.memory, *(other.memory for other in others)])
+        with self._writing, self._lock:
+            self.memory.replace(merged)
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes of shared memory: `nodes`, `max_nodes`, `tokens`, `documents`, `namespaces`, `bytes`."""
+        with self._lock:
+            return self.memory.stats()
+
+    def _state(self, request: Hashable) -> RequestState:
+        try:
+            return self._requests[request]
+        except KeyError:
+            raise KeyError(f"request {request!r} has not begun or has ended: call begin first") from None
+
+    def _texts(self, state: RequestState) -> Texts:
+        memory = self.memory
+        root = memory.root(state.namespace)
+        calibration: Calibration = memory.calibration(state.namespace)
+        extras = self.sources
+        if self.use_shared:
+            index = memory.index
+            for parent in memory.ancestors(state.namespace):
+                source = ParentText(
+                    self._nothing, self._nothing_root, index, memory.root(parent), calibration
+                )
+                extras = (*extras, source)
+        else:
+            index, root = self._nothing, self._nothing_root
+        own, own_root = (state.index, state.root) if self.use_request else (self._nothing, self._nothing_root)
+        return Texts(own, own_root, index, root, calibration, state.success(), extras)

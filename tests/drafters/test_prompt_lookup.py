@@ -33,7 +33,7 @@ def test_A9_A10_A12_nothing_of_a_former_request():
     drafter = PromptLookup()
     drafter.begin("r", list(range(500)))
     drafter.end("r")
-    drafter.begin("r", [7] + list(range(1000, 1049)))
+    drafter.begin("r", [7, *range(1000, 1049)])
     assert drafter.draft("r", 10, 10).tokens == []
     drafter.extend("r", [1000])
     assert drafter.draft("r", 3, 10).tokens == [1001, 1002, 1003]

@@ -1,0 +1,524 @@
+"""Next-token estimates from the request's own text and shared text, and their best-first expansion into a
+tree.
+
+For given estimates, popping the candidate with the largest path probability until the budget is spent gives
+the tree with the largest expected number of accepted tokens.
+
+A *place* says where a path stands in both texts: `(node, length, pointer, shared_node, shared_length,
+shared_pointer)`. `node` is the longest context that the path ends in, `length` the length of the longest
+match, and `pointer` the position of that match's last token, or -1 where nothing can be copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from heapq import heappop, heappush
+from typing import Any, Literal, NamedTuple
+
+from jaxlookahead.drafters.calibration import (
+    CONTEXTS,
+    COPIES,
+    DEPTHS,
+    LAST_MISS,
+    LAST_TOTAL,
+    LENGTH_BUCKET,
+    MAX_MATCH,
+    MISS_BUCKET,
+    MISSES,
+    RARITY,
+    SUCCESS,
+    TOTAL_BUCKET,
+    TOTALS,
+    UNIQUENESS,
+    Calibration,
+    rarity_bucket,
+    uniqueness_bucket,
+)
+from jaxlookahead.drafters.protocol import Draft
+from jaxlookahead.drafters.sources import Source
+from jaxlookahead.drafters.suffix_index import (
+    COUNT,
+    DEPTH,
+    END,
+    FACTOR,
+    FIRST,
+    LAST,
+    LINK,
+    SHIFT,
+    STRIDE,
+    TOP,
+    SuffixIndex,
+)
+
+Place = tuple[int, int, int, int, int, int]
+Side = tuple[Any, ...]
+Part = tuple[str, list[float], list[Any], int, float]
+Mode = Literal["tree", "parallel", "single"]
+NAMES = ("request", "shared")
+
+# What the longest contexts leave over is given up once it is less than this share.
+CUT = 0.1
+# A candidate whose path probability is below `FLOOR / budget` is not worth a node, nor the time to rank it.
+FLOOR = 0.1
+
+
+class Texts(NamedTuple):
+    """What a request is drafted from.
+
+    Attributes:
+      own: the index over the request's text.
+      own_root: its root.
+      shared: the index over shared text.
+      shared_root: the root of the request's namespace there.
+      calibration: the weights of that namespace.
+      success: recent rates of right copies, own and shared, as buckets.
+      extras: further sources.
+    """
+
+    own: SuffixIndex
+    own_root: int
+    shared: SuffixIndex
+    shared_root: int
+    calibration: Calibration
+    success: tuple[int, int]
+    extras: tuple[Source, ...] = ()
+
+
+def match_length(text: SuffixIndex, position: int, own: SuffixIndex) -> int:
+    """How many tokens up to `position` in `text` equal the newest tokens of `own`, at most `MAX_MATCH`."""
+    newest = own.position - 1
+    length = 0
+    while length < MAX_MATCH and length <= newest:
+        token = text.token_at(position - length)
+        if token < 0 or token != own.text[newest - length]:
+            break
+        length += 1
+    return length
+
+
+def mover(texts: Texts) -> Callable[[Place, int], Place]:
+    """A function from a place and a token to the place after it."""
+    own, own_root, shared, shared_root = texts[:4]
+    own_nodes, own_text, own_edges = own.nodes, own.text, own.edges[0]
+    shared_nodes, shared_text, shared_edges = shared.nodes, shared.text, shared.edges
+    shards, ring, tip, back = shared.shards, shared.text_capacity, own.position - 1, own.back
+    if back >= tip:
+        back = -1
+
+    def move(place: Place, token: int) -> Place:
+        node, length, pointer, shared_node, shared_length, shared_pointer = place
+        while True:
+            child = own_edges.get(node * FACTOR + token)
+            if child is not None:
+                node = child
+                break
+            if node == own_root:
+                break
+            node = own_nodes[(node << SHIFT) + LINK]
+        if pointer >= 0 and own_text[pointer + 1] == token:
+            pointer += 1
+            length += 1
+        else:
+            at = node << SHIFT
+            length = own_nodes[at + DEPTH]
+            pointer = own_nodes[at + LAST] if length and not own_nodes[at + FIRST] else -1
+        if pointer >= tip:
+            # The copy has come to the end of the text: it goes on where the end itself occurred before.
+            pointer = back
+        while True:
+            key = shared_node * FACTOR + token
+            child = shared_edges[key % shards].get(key)
+            if child is not None:
+                shared_node = child
+                break
+            if shared_node == shared_root:
+                break
+            shared_node = shared_nodes[(shared_node << SHIFT) + LINK]
+        if shared_pointer >= 0 and shared_text[(shared_pointer + 1) % ring] == token:
+            shared_pointer += 1
+            shared_length += 1
+        else:
+            at = shared_node << SHIFT
+            shared_length = shared_nodes[at + DEPTH]
+            shared_pointer = shared_nodes[at + LAST] if shared_length and not shared_nodes[at + FIRST] else -1
+        if shared_pointer >= 0:
+            following = shared.token_at(shared_pointer + 1)
+            if following < 0 or following == END:
+                shared_pointer = -1
+        return node, length, pointer, shared_node, shared_length, shared_pointer
+
+    return move
+
+
+def sticks(texts: Texts, place: Place) -> list[tuple[int, int, int, int, list[tuple[int, int]]]]:
+    """All predictions at a place, longest context first.
+
+    Returns:
+      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the
+      place of its weight in the calibration, and `count / total` the share of each token.
+    """
+    found = []
+    for source in (0, 1):
+        index = texts.own if source == 0 else texts.shared
+        node, length, pointer = place[3 * source : 3 * source + 3]
+        nodes = index.nodes
+        tip = index.position - 1 if source == 0 else -2
+        seen = -1
+        if pointer >= 0 and length > 0:
+            at = node << SHIFT
+            count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
+            leaf = not nodes[at + FIRST]
+            rare = 0
+            if length <= 3:
+                last = index.token_at(pointer)
+                unigram = texts.shared.find(texts.shared_root, last)
+                seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
+                rare = rarity_bucket(seen_count, texts.shared.position)
+            bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
+            bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
+            found.append((length, source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)]))
+            if leaf:
+                seen = count
+                node = nodes[at + LINK]
+        while nodes[(node << SHIFT) + DEPTH]:
+            at = node << SHIFT
+            count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
+            if count > 0 and count != seen and nodes[at + FIRST]:
+                ranked = [
+                    (nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT])
+                    for c in nodes[at + TOP : at + STRIDE]
+                    if c
+                ]
+                if ranked:
+                    bucket = _context_bucket(source, nodes[at + DEPTH], count, ranked[0][1])
+                    found.append((nodes[at + DEPTH], source, 1, bucket, count, ranked))
+                    seen = count
+            node = nodes[at + LINK]
+    found.sort(key=lambda stick: (-stick[0], stick[1]))
+    return [stick[1:] for stick in found]
+
+
+def _context_bucket(source: int, depth: int, count: int, top: int) -> int:
+    bucket = min(depth, DEPTHS - 1) * TOTALS + TOTAL_BUCKET[min(count, LAST_TOTAL)]
+    return source * CONTEXTS + bucket * MISSES + MISS_BUCKET[max(min(count - top, LAST_MISS), 0)]
+
+
+def estimate(texts: Texts, place: Place) -> dict[int, float]:
+    """Estimated probabilities of the next token: the plain form of what `grow` does.
+
+    Without further sources.
+    """
+    calibration = texts.calibration
+    rest = 1.0
+    found: dict[int, float] = {}
+    for _, kind, bucket, total, ranked in sticks(texts, place):
+        weight = (calibration.context if kind else calibration.copy)[bucket]
+        for token, count in ranked:
+            found[token] = found.get(token, 0.0) + rest * weight * count / total
+        rest *= 1.0 - weight
+        if rest < CUT:
+            break
+    return found
+
+
+def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Part], float, tuple[int, int]]:
+    """What each prediction adds to the probability of `token`, what is left, and who was right."""
+    calibration = texts.calibration
+    rest = 1.0
+    parts: list[Part] = []
+    right = [-1, -1]
+
+    def ask(first: bool) -> None:
+        nonlocal rest
+        for source, state in zip(texts.extras, side, strict=True):
+            if source.first == first and state is not None:
+                predicted = source.predict(state)
+                if predicted:
+                    weights, seen = calibration.extra_weight(source.name)
+                    share = next((share for other, share in predicted if other == token), 0.0)
+                    parts.append((source.name, weights, seen, 0, rest * weights[0] * share))
+                    rest *= 1.0 - weights[0]
+
+    if texts.extras:
+        ask(True)
+    for source, kind, bucket, total, ranked in sticks(texts, place):
+        if right[source] < 0:
+            right[source] = int(ranked[0][0] == token)
+        weights = calibration.context if kind else calibration.copy
+        seen = calibration.context_seen if kind else calibration.copy_seen
+        share = next((count / total for other, count in ranked if other == token), 0.0)
+        parts.append((NAMES[source], weights, seen, bucket, rest * weights[bucket] * share))
+        rest *= 1.0 - weights[bucket]
+    if texts.extras:
+        ask(False)
+    return parts, rest, (right[0], right[1])
+
+
+def learn(texts: Texts, place: Place, side: Side, token: int) -> tuple[int, int]:
+    """Learns from the token that came at a place.
+
+    Returns:
+      for own and shared text: 1 where its first prediction was right, 0 where wrong, -1 where it had none.
+    """
+    parts, rest, right = _parts(texts, place, side, token)
+    texts.calibration.learn([part[1:] for part in parts], rest * 1e-4)
+    return right
+
+
+def label(texts: Texts, place: Place, side: Side, token: int) -> str:
+    """The name of the source that gives `token` most of its probability."""
+    shares: dict[str, float] = {}
+    for name, _, _, _, part in _parts(texts, place, side, token)[0]:
+        shares[name] = shares.get(name, 0.0) + part
+    return max(shares, key=shares.__getitem__)
+
+
+def grow(
+    texts: Texts,
+    place: Place,
+    budget: int,
+    max_depth: int,
+    *,
+    mode: Mode = "tree",
+    side: Side = (),
+    eos_ids: Collection[int] = (),
+    labels: bool = False,
+) -> Draft:
+    """Expands the tree below a place.
+
+    Args:
+      texts: what to draft from.
+      place: where the request stands.
+      budget: the most nodes.
+      max_depth: the deepest level.
+      mode: `tree` lets every node branch, `parallel` only the root, `single` none.
+      side: the states of `texts.extras` there.
+      eos_ids: tokens that nothing follows.
+      labels: whether to name the source of each node, which takes longer.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    probs: list[float] = []
+    names: list[str] | None = [] if labels else None
+    if budget < 1 or max_depth < 1:
+        return Draft(tokens, parents, probs, names)
+    own, _, shared, shared_root, calibration, (own_success, shared_success), extras = texts
+    before = [
+        (i, source, calibration.extra_weight(source.name)[0])
+        for i, source in enumerate(extras)
+        if source.first
+    ]
+    after = [
+        (i, source, calibration.extra_weight(source.name)[0])
+        for i, source in enumerate(extras)
+        if not source.first
+    ]
+    own_nodes, own_text = own.nodes, own.text
+    shared_nodes, shared_text, ring = shared.nodes, shared.text, shared.text_capacity
+    copy, context = calibration.copy, calibration.context
+    tip = own.position - 1
+    shared_total = shared.position
+    find = shared.find
+    move = mover(texts)
+    floor = FLOOR / budget
+    small = floor * 0.25
+    heap: list[tuple[float, int, int, int, int, Place, Side]] = []
+    pushed = 0
+    parent = -1
+    depth = 1
+    path = 1.0
+    branch = mode != "single"
+    while True:
+        # Estimates at `place`, scaled by `path`, as in `estimate`.
+        node, length, pointer, shared_node, shared_length, shared_pointer = place
+        if pointer < 0:
+            length = own_nodes[(node << SHIFT) + DEPTH]
+        if shared_pointer < 0:
+            shared_length = shared_nodes[(shared_node << SHIFT) + DEPTH]
+        rest = path
+        stop = path * CUT
+        seen = shared_seen = -1
+        found: dict[int, float] = {}
+        for i, source, weights in before:
+            predicted = source.predict(side[i]) if side[i] is not None else ()
+            if predicted:
+                part = rest * weights[0]
+                rest -= part
+                for token, share in predicted:
+                    found[token] = found.get(token, 0.0) + part * share
+        while rest >= stop:
+            if length >= shared_length:
+                if not length:
+                    break
+                at = node << SHIFT
+                count = own_nodes[at + COUNT]
+                if own_nodes[at + LAST] == tip:
+                    count -= 1
+                if pointer >= 0:
+                    leaf = not own_nodes[at + FIRST]
+                    rare = 0
+                    if length <= 3:
+                        unigram = find(shared_root, own_text[pointer])
+                        rare = rarity_bucket(
+                            shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total
+                        )
+                    weight = copy[
+                        (
+                            (
+                                LENGTH_BUCKET[length] * UNIQUENESS
+                                + (uniqueness_bucket(count, leaf) if count > 1 else 0)
+                            )
+                            * RARITY
+                            + rare
+                        )
+                        * SUCCESS
+                        + own_success
+                    ]
+                    part = rest * weight
+                    token = own_text[pointer + 1]
+                    found[token] = found.get(token, 0.0) + part
+                    rest -= part
+                    pointer = -1
+                    if leaf:
+                        seen = count
+                        node = own_nodes[at + LINK]
+                        length = own_nodes[(node << SHIFT) + DEPTH]
+                    else:
+                        length = own_nodes[at + DEPTH]
+                    continue
+                if count > 0 and count != seen:
+                    child = own_nodes[at + TOP]
+                    if child:
+                        miss = count - own_nodes[(child << SHIFT) + COUNT]
+                        weight = context[
+                            (
+                                (length if length < DEPTHS else DEPTHS - 1) * TOTALS
+                                + TOTAL_BUCKET[count if count < LAST_TOTAL else LAST_TOTAL]
+                            )
+                            * MISSES
+                            + (MISS_BUCKET[miss if miss < LAST_MISS else LAST_MISS] if miss > 0 else 0)
+                        ]
+                        part = rest * weight / count
+                        for child in own_nodes[at + TOP : at + STRIDE]:
+                            if not child:
+                                break
+                            child <<= SHIFT
+                            value = part * own_nodes[child + COUNT]
+                            if value < small:
+                                break
+                            token = own_nodes[child]
+                            found[token] = found.get(token, 0.0) + value
+                        rest -= rest * weight
+                        seen = count
+                node = own_nodes[at + LINK]
+                length -= 1
+            else:
+                at = shared_node << SHIFT
+                count = shared_nodes[at + COUNT]
+                if shared_pointer >= 0:
+                    leaf = not shared_nodes[at + FIRST]
+                    rare = 0
+                    if shared_length <= 3:
+                        unigram = find(shared_root, shared_text[shared_pointer % ring])
+                        rare = rarity_bucket(
+                            shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total
+                        )
+                    weight = copy[
+                        COPIES
+                        + (
+                            (
+                                LENGTH_BUCKET[shared_length] * UNIQUENESS
+                                + (uniqueness_bucket(count, leaf) if count > 1 else 0)
+                            )
+                            * RARITY
+                            + rare
+                        )
+                        * SUCCESS
+                        + shared_success
+                    ]
+                    part = rest * weight
+                    token = shared_text[(shared_pointer + 1) % ring]
+                    found[token] = found.get(token, 0.0) + part
+                    rest -= part
+                    shared_pointer = -1
+                    if leaf:
+                        shared_seen = count
+                        shared_node = shared_nodes[at + LINK]
+                        shared_length = shared_nodes[(shared_node << SHIFT) + DEPTH]
+                    else:
+                        shared_length = shared_nodes[at + DEPTH]
+                    continue
+                if count != shared_seen:
+                    child = shared_nodes[at + TOP]
+                    if child:
+                        miss = count - shared_nodes[(child << SHIFT) + COUNT]
+                        weight = context[
+                            CONTEXTS
+                            + (
+                                (shared_length if shared_length < DEPTHS else DEPTHS - 1) * TOTALS
+                                + TOTAL_BUCKET[count if count < LAST_TOTAL else LAST_TOTAL]
+                            )
+                            * MISSES
+                            + (MISS_BUCKET[miss if miss < LAST_MISS else LAST_MISS] if miss > 0 else 0)
+                        ]
+                        part = rest * weight / count
+                        for child in shared_nodes[at + TOP : at + STRIDE]:
+                            if not child:
+                                break
+                            child <<= SHIFT
+                            value = part * shared_nodes[child + COUNT]
+                            if value < small:
+                                break
+                            token = shared_nodes[child]
+                            found[token] = found.get(token, 0.0) + value
+                        rest -= rest * weight
+                        shared_seen = count
+                shared_node = shared_nodes[at + LINK]
+                shared_length -= 1
+        if rest >= stop:
+            for i, source, weights in after:
+                predicted = source.predict(side[i]) if side[i] is not None else ()
+                if predicted:
+                    part = rest * weights[0]
+                    rest -= part
+                    for token, share in predicted:
+                        found[token] = found.get(token, 0.0) + part * share
+        if branch:
+            for token, value in found.items():
+                if value >= floor:
+                    pushed += 1
+                    heappush(heap, (-value, pushed, token, parent, depth, place, side))
+        elif found:
+            token = max(found, key=found.__getitem__)
+            if found[token] >= floor:
+                pushed += 1
+                heappush(heap, (-found[token], pushed, token, parent, depth, place, side))
+        if parent < 0:
+            branch = mode == "tree"
+        while heap:
+            value, _, token, above, depth, place, side = heappop(heap)
+            parent = len(tokens)
+            tokens.append(token)
+            parents.append(above)
+            probs.append(-value)
+            if names is not None:
+                names.append(label(texts, place, side, token))
+            if parent + 1 == budget:
+                return Draft(tokens, parents, probs, names)
+            if depth < max_depth and token not in eos_ids:
+                break
+        else:
+            return Draft(tokens, parents, probs, names)
+        depth += 1
+        path = -value
+        place = move(place, token)
+        if extras:
+            side = step(extras, side, token)
+
+
+def step(extras: tuple[Source, ...], side: Side, token: int) -> Side:
+    """The states of further sources after one more token."""
+    return tuple(
+        None if state is None else source.step(state, token)
+        for source, state in zip(extras, side, strict=True)
+    )

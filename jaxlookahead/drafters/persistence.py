@@ -1,0 +1,397 @@
+"""Files of shared memory: plain arrays behind a checked header.
+
+Layout: 16 bytes of magic, the format version and the header's length (little-endian uint32 and uint64), the
+header (JSON, UTF-8), its SHA-256, then the arrays one after the other. The header names each array's dtype,
+length and SHA-256, so a file is read whole or not at all. Nothing in a file is ever executed or unpickled,
+and what could lead the drafter astray (parents, links, positions) is checked against what a suffix index can
+hold; what can be computed (ranks, siblings, edges) is not stored.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import tempfile
+from array import array
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+
+from jaxlookahead.drafters.calibration import CONTEXTS, COPIES, Calibration
+from jaxlookahead.drafters.memory import Document, Memory
+from jaxlookahead.drafters.suffix_index import (
+    COUNT,
+    DEPTH,
+    END,
+    FACTOR,
+    FIRST,
+    GONE,
+    LAST,
+    LINK,
+    MAX_TOKEN,
+    NEXT,
+    PARENT,
+    PREV,
+    RANKED,
+    REFS,
+    STRIDE,
+    TOKEN,
+    TOP,
+)
+
+MAGIC = b"JAXLOOKAHEADTRIE"
+VERSION = 1
+_PREFIX = struct.Struct("<16sIQ")
+_DIGEST = 32
+_WEIGHTS = {"copy": 2 * COPIES, "context": 2 * CONTEXTS}
+
+
+class TrieFileError(ValueError):
+    """A file can't be loaded; nothing was changed."""
+
+
+def tokenizer_fingerprint(vocabulary: Iterable[tuple[str, int]] | dict[str, int]) -> str:
+    """A digest of a vocabulary, for telling files of different tokenizers apart.
+
+    Args:
+      vocabulary: tokens and their ids, as a tokenizer's `get_vocab()` gives them.
+    """
+    items = vocabulary.items() if isinstance(vocabulary, dict) else vocabulary
+    digest = hashlib.sha256()
+    for token, number in sorted(items, key=lambda item: (item[1], item[0])):
+        digest.update(f"{number}:{len(token)}:{token}\n".encode())
+    return digest.hexdigest()
+
+
+def _encode(name: Hashable | None) -> Any:
+    if name is None or type(name) in (str, int, bool):
+        return name
+    if type(name) is tuple:
+        return {"tuple": [_encode(part) for part in name]}
+    raise TypeError(f"{name!r} can't be saved: only None, str, int, bool and tuples of them can")
+
+
+def _decode(name: Any, depth: int = 0) -> Hashable | None:
+    if name is None or type(name) in (str, int, bool):
+        return name
+    if depth < 16 and type(name) is dict and list(name) == ["tuple"] and type(name["tuple"]) is list:
+        return tuple(_decode(part, depth + 1) for part in name["tuple"])
+    raise TrieFileError("holds a name that is not None, str, int, bool or a tuple of them")
+
+
+def _savable(key: Hashable | None) -> Any:
+    try:
+        return _encode(key)
+    except TypeError:
+        return None
+
+
+def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> list[bytes]:
+    """The parts of a file.
+
+    Raises:
+      TypeError: a namespace is not made of None, str, int, bool and tuples.
+    """
+    index = memory.index
+    roots = list(memory.roots.items())
+    nodes = np.frombuffer(index.nodes, np.int32).reshape(-1, STRIDE).copy()
+    root_ids = np.array([root for _, root in roots], np.int64)
+    below = np.flatnonzero(nodes[:, DEPTH] > 0)
+    order = np.concatenate([root_ids, below[np.argsort(nodes[below, DEPTH], kind="stable")]]).astype(np.int64)
+    number = np.full(len(nodes), -1, np.int64)
+    number[order] = np.arange(len(order))
+    oldest = max(index.position - min(index.text_capacity, len(index.text)), 0)
+    held = np.arange(oldest, index.position) % index.text_capacity
+    text = np.frombuffer(index.text, np.int32)[held] if len(held) else np.zeros(0, np.int32)
+    earlier = np.frombuffer(index.earlier, np.int32)[held] if len(held) else np.zeros(0, np.int32)
+    kept = nodes[order]
+    names = {namespace: i for i, (namespace, _) in enumerate(roots)}
+    documents = [d for d in memory.documents.values() if d.start >= oldest]
+    spans = [(names[d.namespace], d.start - oldest, d.stop - oldest) for d in documents]
+    arrays: dict[str, np.ndarray] = {
+        "text": text,
+        "earlier": np.maximum(earlier - oldest, -1),
+        "token": kept[:, TOKEN],
+        "parent": np.where(kept[:, DEPTH] > 0, number[kept[:, PARENT]], -1),
+        "count": kept[:, COUNT],
+        "last": np.maximum(kept[:, LAST] - oldest, -1),
+        "link": np.where(kept[:, DEPTH] > 0, number[kept[:, LINK]], -1),
+        "spans": np.array(spans, np.int64).reshape(-1),
+    }
+    calibrations = []
+    for namespace, calibration in memory.calibrations.items():
+        if namespace in names:
+            i = len(calibrations)
+            extra = {name: [w[0], n[0]] for name, (w, n) in calibration.extra.items()}
+            calibrations.append({"namespace": names[namespace], "extra": extra})
+            for kind in _WEIGHTS:
+                arrays[f"{kind}/{i}"] = np.array(getattr(calibration, kind), np.float64)
+                arrays[f"{kind}_seen/{i}"] = np.array(getattr(calibration, kind + "_seen"), np.int64)
+    blobs = []
+    table = []
+    for name, values in arrays.items():
+        dtype = (
+            "<f8" if values.dtype.kind == "f" else "<i8" if name in ("spans",) or "_seen" in name else "<i4"
+        )
+        blob = np.ascontiguousarray(values).astype(dtype).tobytes()
+        blobs.append(blob)
+        row = {
+            "name": name,
+            "dtype": dtype,
+            "length": len(values),
+            "sha256": hashlib.sha256(blob).hexdigest(),
+        }
+        table.append(row)
+    header = {
+        "depth": index.depth,
+        "vocab_size": vocab_size,
+        "tokenizer": fingerprint,
+        "namespaces": [_encode(namespace) for namespace, _ in roots],
+        "parents": [[_encode(child), _encode(parent)] for child, parent in memory.parents.items()],
+        "keys": [_savable(d.key) for d in documents],
+        "inserted": memory.inserted,
+        "calibrations": calibrations,
+        "arrays": table,
+    }
+    head = json.dumps(header).encode()
+    return [_PREFIX.pack(MAGIC, VERSION, len(head)), head, hashlib.sha256(head).digest(), *blobs]
+
+
+def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
+    """Writes a file so that its name holds either what it held before or all of the new content."""
+    path = os.fspath(path)
+    handle, temporary = tempfile.mkstemp(
+        prefix=os.path.basename(path) + ".", dir=os.path.dirname(path) or "."
+    )
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def unpack(
+    path: str | os.PathLike[str], max_nodes: int, depth: int, vocab_size: int | None, fingerprint: str | None
+) -> Memory:
+    """Reads a file into a new memory.
+
+    Args:
+      path: the file.
+      max_nodes: cap of the new memory.
+      depth: context length that the file must have.
+      vocab_size: vocabulary size that the file must have, or None.
+      fingerprint: tokenizer fingerprint that the file must have, or None.
+
+    Raises:
+      TrieFileError: the file can't be read, is not such a file, is damaged, or was made with something else.
+    """
+    try:
+        return _unpack(path, max_nodes, depth, vocab_size, fingerprint)
+    except TrieFileError as error:
+        raise TrieFileError(f"{os.fspath(path)} {error}") from None
+    except OSError as error:
+        raise TrieFileError(f"{os.fspath(path)} can't be read: {error.strerror or error}") from None
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise TrieFileError(f"{os.fspath(path)} is damaged ({reason})") from None
+
+
+def _require(condition: Any, problem: str) -> None:
+    if not condition:
+        raise TrieFileError(problem)
+
+
+def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(_PREFIX.size)
+        _require(
+            start[: len(MAGIC)] == MAGIC and len(start) == _PREFIX.size, "is not a jaxlookahead trie file"
+        )
+        _, version, length = _PREFIX.unpack(start)
+        _require(version == VERSION, f"has format version {version}; this release reads version {VERSION}")
+        _require(length <= size - _PREFIX.size - _DIGEST, "is truncated")
+        head = file.read(length)
+        _require(
+            hashlib.sha256(head).digest() == file.read(_DIGEST), "is corrupted: the header's checksum differs"
+        )
+        header = json.loads(head)
+        _require(type(header) is dict and type(header["arrays"]) is list, "has a malformed header")
+        arrays = {}
+        left = size - file.tell()
+        for row in header["arrays"]:
+            name, dtype, count = row["name"], row["dtype"], row["length"]
+            _require(
+                dtype in ("<i4", "<i8", "<f8") and type(count) is int and count >= 0, "has a malformed header"
+            )
+            count_bytes = count * int(dtype[2])
+            left -= count_bytes
+            _require(left >= 0, "is truncated")
+            blob = file.read(count_bytes)
+            digest = hashlib.sha256(blob).hexdigest()
+            _require(digest == row["sha256"], f"is corrupted: the checksum of {name!r} differs")
+            arrays[name] = np.frombuffer(blob, dtype)
+        _require(left == 0, "goes on after its end")
+    return header, arrays
+
+
+def _unpack(
+    path: str | os.PathLike[str], max_nodes: int, depth: int, vocab_size: int | None, fingerprint: str | None
+) -> Memory:
+    header, arrays = _read(path)
+    if fingerprint is not None and header["tokenizer"] != fingerprint:
+        raise TrieFileError("was made with another tokenizer (its fingerprint differs)")
+    if vocab_size is not None and header["vocab_size"] != vocab_size:
+        raise TrieFileError(f"was made for vocab_size={header['vocab_size']}, not {vocab_size}")
+    _require(
+        header["depth"] == depth, f"has depth={header['depth']}, not {depth}: use a drafter of that depth"
+    )
+    namespaces = [_decode(name) for name in header["namespaces"]]
+    _require(len(set(namespaces)) == len(namespaces), "names a namespace twice")
+    text, earlier = arrays["text"], arrays["earlier"]
+    columns = [arrays[name] for name in ("token", "parent", "count", "last", "link")]
+    _check(text, earlier, columns, len(namespaces), depth, vocab_size)
+    size = len(columns[0])
+    need = max(size, len(text))
+    _require(
+        need <= max_nodes,
+        f"holds {size} nodes, {len(text)} tokens: use a drafter with max_nodes={need} or more",
+    )
+    memory = Memory(depth, max_nodes)
+    index = memory.index
+    index.text = array("i", text.astype("=i4").tobytes())
+    index.earlier = array("i", earlier.astype("=i4").tobytes())
+    index.position = len(text)
+    records = _records(columns, len(namespaces))
+    index.nodes = array("i", records.tobytes())
+    index.used = size
+    for node, key in enumerate(_keys(columns).tolist(), 1):
+        if node > len(namespaces):
+            index.edges[key % index.shards][key] = node
+    memory.roots = {namespace: i + 1 for i, namespace in enumerate(namespaces)}
+    for child, parent in header["parents"]:
+        memory.set_parent(_decode(child), _decode(parent))
+    spans = arrays["spans"].reshape(-1, 3)
+    _require(len(spans) == len(header["keys"]), "has documents without keys")
+    for (name, start, stop), key in zip(spans.tolist(), header["keys"], strict=True):
+        _require(
+            0 <= name < len(namespaces) and 0 <= start < stop <= len(text), "has a document out of range"
+        )
+        memory.record(Document(namespaces[name], _decode(key), start, stop))
+    memory.inserted = int(header["inserted"])
+    for i, row in enumerate(header["calibrations"]):
+        memory.calibrations[namespaces[row["namespace"]]] = _calibration(arrays, i, row["extra"])
+    return memory
+
+
+def _calibration(arrays: dict[str, np.ndarray], i: int, extra: dict[str, list[float]]) -> Calibration:
+    calibration = Calibration()
+    for kind, length in _WEIGHTS.items():
+        weights, seen = arrays[f"{kind}/{i}"], arrays[f"{kind}_seen/{i}"]
+        fits = len(weights) == len(seen) == length and weights.dtype.kind == "f" and seen.dtype.kind == "i"
+        _require(
+            fits and bool(((weights >= 0) & (weights <= 1)).all()) and (seen >= 0).all(), "has wrong weights"
+        )
+        setattr(calibration, kind, weights.tolist())
+        setattr(calibration, kind + "_seen", seen.tolist())
+    for name, (weight, seen_count) in extra.items():
+        _require(0 <= weight <= 1 and seen_count >= 0, "has wrong weights")
+        calibration.extra[name] = ([float(weight)], [int(seen_count)])
+    return calibration
+
+
+def _check(
+    text: np.ndarray,
+    earlier: np.ndarray,
+    columns: list[np.ndarray],
+    roots: int,
+    depth: int,
+    vocab_size: int | None,
+) -> None:
+    """Checks that the arrays are those of a suffix index."""
+    token, parent, count, last, link = (column.astype(np.int64) for column in columns)
+    size = len(token)
+    same = all(len(column) == size for column in columns) and len(text) == len(earlier)
+    _require(
+        same and size >= roots and all(c.dtype == "<i4" for c in (text, earlier, *columns)),
+        "has wrong arrays",
+    )
+    limit = MAX_TOKEN if vocab_size is None else vocab_size
+    _require(
+        (((text >= GONE) & (text < limit)) | (text == END)).all(), f"holds token ids outside [0, {limit})"
+    )
+    _require(((earlier >= -1) & (earlier < np.arange(len(text)))).all(), "has positions out of range")
+    token, up, seen, at, suffix = (column[roots:] for column in (token, parent, count, last, link))
+    _require(
+        (((token >= 0) & (token < limit)) | (token == END)).all(), f"holds token ids outside [0, {limit})"
+    )
+    own = np.arange(roots, size)
+    _require(((up >= 0) & (up < own)).all(), "has parents out of order")
+    _require(((suffix >= 0) & (suffix < own)).all(), "has links out of order")
+    _require(
+        (seen >= 1).all() and ((at >= -1) & (at < len(text))).all(), "has counts or positions out of range"
+    )
+    level = np.zeros(size, np.int64)
+    for _ in range(depth + 1):
+        level[roots:] = level[up] + 1
+    _require((level <= depth).all(), "has contexts that are too long")
+    # A node without its first token: one level up, the same last token, below the suffix of its parent.
+    deep = level[roots:] > 1
+    _require((suffix[~deep] == up[~deep]).all(), "has wrong links")
+    below = suffix[deep]
+    _require((level[below] == level[roots:][deep] - 1).all(), "has wrong links")
+    all_token = np.concatenate([np.full(roots, -1), token])
+    _require(
+        (all_token[below] == token[deep]).all() and (link[up[deep]] == parent[below]).all(), "has wrong links"
+    )
+    _require(len(np.unique(up * FACTOR + token)) == len(up), "holds a context twice")
+
+
+def _keys(columns: list[np.ndarray]) -> np.ndarray:
+    return (columns[1].astype(np.int64) + 1) * FACTOR + columns[0].astype(np.int64)
+
+
+def _records(columns: list[np.ndarray], roots: int) -> np.ndarray:
+    """Node records, with everything that can be computed; node 0 stays unused, so numbers rise by one."""
+    token, parent, count, last, link = (column.astype(np.int64) for column in columns)
+    size = len(token)
+    records = np.zeros((size + 1, STRIDE), np.int32)
+    level = np.zeros(size, np.int64)
+    own = np.arange(size)
+    up = parent[roots:]
+    for _ in range(32):
+        level[roots:] = level[up] + 1
+    below = records[roots + 1 :]
+    below[:, TOKEN] = token[roots:]
+    below[:, PARENT] = up + 1
+    below[:, COUNT] = count[roots:]
+    below[:, LAST] = last[roots:]
+    below[:, LINK] = link[roots:] + 1
+    below[:, DEPTH] = level[roots:]
+    records[1:, REFS] = np.bincount(link[roots:], minlength=size)
+    if size > roots:
+        order = np.lexsort((own[roots:], up))
+        family = up[order]
+        node = own[roots:][order] + 1
+        first = np.r_[True, family[1:] != family[:-1]]
+        records[family[first] + 1, FIRST] = node[first]
+        records[node[:-1][~first[1:]], NEXT] = node[1:][~first[1:]]
+        records[node[1:][~first[1:]], PREV] = node[:-1][~first[1:]]
+        ranked = np.flatnonzero((token[roots:] != END) & (level[roots:] > 1))
+        order = ranked[np.lexsort((-last[roots:][ranked], -count[roots:][ranked], up[ranked]))]
+        family = up[order]
+        starts = np.r_[True, family[1:] != family[:-1]] if len(order) else np.zeros(0, bool)
+        rank = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
+        top = rank < RANKED
+        records[family[top] + 1, TOP + rank[top]] = own[roots:][order][top] + 1
+    return records
