@@ -1,7 +1,8 @@
 """Cost of deciding a token, by vocabulary, batch and settings: `python -m jaxlookahead.bench.sampling`.
 
-Each line times a loop of 64 dependent decisions in one compiled call, as the walk over a tree makes them, and prints the
-time per decision. The settings take turns within a round, so a busy machine disturbs all of them alike.
+Each line times a loop of 64 dependent decisions in one compiled call, as the walk over a tree makes them, and
+prints the time per decision. The settings take turns within a round, so a busy machine disturbs all of them
+alike.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def _walk(decisions: int, length: int) -> tuple[Callable, Callable]:
     return jax.jit(with_settings), jax.jit(plain)
 
 
-def measure(vocab_size: int, batch: int, *, decisions: int = 64, slots: int = 1024, rounds: int = 7) -> dict[str, float]:
+def measure(
+    vocab_size: int, batch: int, *, decisions: int = 64, slots: int = 1024, rounds: int = 7
+) -> dict[str, float]:
     """Times one decision for every setting.
 
     Args:
