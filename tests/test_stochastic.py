@@ -81,7 +81,7 @@ def _children(rule, request, level, q, allowed):
 
 
 @functools.partial(jax.jit, static_argnames=("rule", "block"))
-def _emit(p, q, allowed, rule, lenience=1.0, block=10_000):
+def _emit(p, q, allowed, rule, lenience=1.0, block=50_000):
     """Emits `LEVELS` tokens by trees of depth 3: `[DRAWS, LEVELS]` tokens and accepted children.
 
     Children are drawn when the walk comes to their node, which has the law of drawing the whole tree first.
