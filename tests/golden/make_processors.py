@@ -59,7 +59,9 @@ COMBINED = [
 
 def generation_config(settings: dict) -> transformers.GenerationConfig:
     """Translates settings of `Sampling` to those of `generate`."""
-    bad_words = [[token] for token in settings.get("banned_tokens", [])] + settings.get("banned_sequences", [])
+    bad_words = [[token] for token in settings.get("banned_tokens", [])] + settings.get(
+        "banned_sequences", []
+    )
     bias = [[[int(token)], value] for token, value in settings.get("logit_bias", {}).items()]
     sampled = "temperature" in settings
     return transformers.GenerationConfig(
