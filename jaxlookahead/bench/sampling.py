@@ -1,7 +1,8 @@
 """Cost of deciding a token, by vocabulary, batch and settings: `python -m jaxlookahead.bench.sampling`.
 
-Each line times a loop of 64 dependent decisions in one compiled call, as the walk over a tree makes them, and prints the
-time per decision. The settings take turns within a round, so a busy machine disturbs all of them alike.
+Each line times a loop of 64 dependent decisions in one compiled call, as the walk over a tree makes them, and
+prints the time per decision. The settings take turns within a round, so a busy machine disturbs all of them
+alike.
 """
 
 from __future__ import annotations

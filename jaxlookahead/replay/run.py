@@ -34,9 +34,7 @@ class TaskResult:
     nodes: int = 0
     accepted: int = 0
     draft_us: list[float] = dataclasses.field(default_factory=list)
-    bins: list[list[float]] = dataclasses.field(
-        default_factory=lambda: [[0, 0.0, 0] for _ in range(CALIBRATION_BINS)]
-    )
+    bins: list[list[float]] = dataclasses.field(default_factory=lambda: [[0, 0.0, 0] for _ in range(CALIBRATION_BINS)])
 
     @property
     def tokens_per_call(self) -> float:
@@ -69,9 +67,7 @@ def walk(draft: Draft, response: Sequence[int], position: int) -> list[int]:
     """The nodes of `draft` that `response[position:]` follows, from a child of the newest token downwards."""
     path: list[int] = []
     node = -1
-    children = {
-        (parent, token): i for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))
-    }
+    children = {(parent, token): i for i, (parent, token) in enumerate(zip(draft.parents, draft.tokens, strict=True))}
     while position < len(response):
         child = children.get((node, response[position]))
         if child is None:
@@ -82,9 +78,7 @@ def walk(draft: Draft, response: Sequence[int], position: int) -> list[int]:
     return path
 
 
-def replay_row(
-    drafter: Drafter, row: Trace, result: TaskResult, budget: int, max_depth: int, remember: bool
-) -> None:
+def replay_row(drafter: Drafter, row: Trace, result: TaskResult, budget: int, max_depth: int, remember: bool) -> None:
     """Decodes one row as `generate` would: a token from prefill, then draft, verify, extend to the end."""
     response = row.response
     drafter.begin(row.name, row.prompt)

@@ -77,7 +77,7 @@ def _mass_upto(logits: jax.Array, top: jax.Array, least: jax.Array, most: jax.Ar
 def _find_cut(arrays: SamplingArrays, logits: jax.Array) -> Cut:
     sampled = (arrays.temperature > 0)[:, None]
     top = jnp.max(logits, axis=-1, keepdims=True)
-    nothing = jnp.full(top.shape, -jnp.inf)
+    nothing = jnp.full(top.shape, -jnp.inf, jnp.float32)
 
     def find_top_k() -> jax.Array:
         k = arrays.top_k[:, None]
@@ -124,7 +124,7 @@ def apply_filters(arrays: SamplingArrays, logits: jax.Array) -> tuple[jax.Array,
         return jnp.where(scaled >= cut.lowest, scaled, -jnp.inf), cut
 
     def keep_all() -> tuple[jax.Array, Cut]:
-        nothing = jnp.full((logits.shape[0], 1), -jnp.inf)
+        nothing = jnp.full((logits.shape[0], 1), -jnp.inf, jnp.float32)
         return scaled, Cut(nothing, jnp.zeros_like(nothing), nothing, nothing)
 
     filtered, cut = lax.cond(is_filtered(arrays).any(), cut_off, keep_all)

@@ -128,7 +128,7 @@ def _penalties(arrays: SamplingArrays, context: Context, logits: jax.Array) -> j
     emitted = context.counts > 0
     scaled = jnp.where(logits < 0, logits * repetition, logits / repetition)
     logits = jnp.where(context.in_prompt | emitted, scaled, logits)
-    logits = logits - arrays.frequency_penalty[:, None] * context.counts
+    logits = logits - arrays.frequency_penalty[:, None] * context.counts.astype(jnp.float32)
     return logits - jnp.where(emitted, arrays.presence_penalty[:, None], 0)
 
 

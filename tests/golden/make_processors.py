@@ -1,4 +1,4 @@
-"""Writes `processors.npz`: logits as `transformers` processes them, by its own list of processors in its own order.
+"""Writes `processors.npz`: logits as the processors of `transformers` change them, in its own order.
 
 Needs torch and transformers (made with torch 2.13.0 and transformers 5.24.0); the tests need neither:
 

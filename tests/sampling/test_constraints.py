@@ -54,12 +54,12 @@ def walk(arrays, history, prompt_length, logits, tree_tokens, tree_parents, cons
         context = advance(context, token, active)
         emitted = emitted.at[:, depth].set(jnp.where(active, token, -1))
         child = (tree_parents == node[:, None]) & (tree_tokens == token[:, None])
-        return context, jnp.argmax(child, axis=1), emitted, depth + 1, active & child.any(1)
+        return context, jnp.argmax(child, axis=1).astype(jnp.int32), emitted, depth + 1, active & child.any(1)
 
     start = (
         init_context(arrays, history, prompt_length, prompt_length),
         jnp.zeros(batch, jnp.int32),
-        jnp.full((batch, tree_tokens.shape[1] + 1), -1),
+        jnp.full((batch, tree_tokens.shape[1] + 1), -1, jnp.int32),
         jnp.int32(0),
         jnp.ones(batch, bool),
     )

@@ -74,9 +74,9 @@ def test_B9_greedy_row_in_a_batch_with_sampled_ones():
         assert got.margin[0] == 4
 
 
-def test_B11_top_k_1_equals_greedy():
+def test_B11_F6_top_k_1_equals_greedy():
     logits = np.random.default_rng(0).normal(size=(64, V)).astype(np.float32)
-    sampled = _decide([Sampling(temperature=1.0, top_k=1, seed=row) for row in range(64)], logits)
+    sampled = _decide([Sampling(temperature=1.0 if row % 2 else 0.05, top_k=1, seed=row) for row in range(64)], logits)
     np.testing.assert_array_equal(sampled.token, logits.argmax(-1))
 
 
@@ -116,7 +116,7 @@ def test_B20_logprobs_are_those_of_the_raw_and_the_processed_distribution():
         np.testing.assert_allclose(got.logprob[row], np.log(softmax(final[row])[token]), atol=1e-5)
 
 
-def test_B25_B26_seeded_row_does_not_depend_on_the_batch():
+def test_B25_B26_B35_seeded_row_does_not_depend_on_the_batch():
     rng = np.random.default_rng(3)
     logits = rng.normal(size=(4, V)).astype(np.float32)
     samplings = [
