@@ -25,14 +25,14 @@ def goldens(shared_rows):
     return rows if EVERY else [row for row in rows if len(row["prompt"]) < 160][::6]
 
 
-def check(loaded, rows, limit=None, **options):
+def check(loaded, goldens, limit=None, **options):
     """Decodes; the tokens are the golden ones, or part from them at a near-tie. Returns the statistics."""
-    limits = [min(len(row["response"]), limit or 10**6) for row in rows]
-    prompts = [row["prompt"] for row in rows]
+    limits = [min(len(row["response"]), limit or 10**6) for row in goldens]
+    prompts = [row["prompt"] for row in goldens]
     result = generate(
         loaded.model, loaded.params, prompts, max_new_tokens=limits, eos_ids=loaded.eos_ids, adapt=False, **options
     )
-    for row, output, size in zip(rows, result, limits, strict=True):
+    for row, output, size in zip(goldens, result, limits, strict=True):
         wanted, got = row["response"][:size], output.tokens.tolist()
         if wanted != got:
             where = next(i for i, pair in enumerate(zip(wanted, got, strict=False)) if pair[0] != pair[1])
