@@ -119,7 +119,9 @@ def show(times: StepTimes) -> None:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m jaxlookahead.bench.step", description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint", nargs="?", help="GGUF file, Hugging Face directory or hub id; else the demo's model")
+    parser.add_argument(
+        "checkpoint", nargs="?", help="GGUF file, Hugging Face directory or hub id; else the demo's model"
+    )
     parser.add_argument("--random", action="store_true", help="random weights of the demo model's shape")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--slots", type=int, default=256)

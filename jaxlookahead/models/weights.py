@@ -46,7 +46,8 @@ class ParamsBuilder:
         self._targets = targets(self.config)
         self._waiting: dict[Path, int] = dict.fromkeys(self._shapes, 0)
         for where in self._targets.values():
-            self._waiting[where.path] += 1
+            for piece in where.pieces:
+                self._waiting[piece.path] += 1
         self._missing = set(self._targets)
         self._partial: dict[Path, np.ndarray] = {}
         self._done: dict[Path, jax.Array] = {}
@@ -72,14 +73,15 @@ class ParamsBuilder:
         padded = where.more_rows and array.ndim == 2 and array.shape[0] >= where.shape[0]
         if array.shape != (((array.shape[0],) if padded else where.shape[:1]) + where.shape[1:]):
             raise ValueError(f"{name!r} has shape {array.shape}; the configuration asks for {where.shape}")
-        if where.path not in self._partial:
-            wanted = self._shapes[where.path]
-            self._partial[where.path] = np.empty(wanted.shape, wanted.dtype)
-        fill(self._partial[where.path], where, array)
         self._missing.remove(full)
-        self._waiting[where.path] -= 1
-        if not self._waiting[where.path]:
-            self._done[where.path] = self._place(where.path, self._partial.pop(where.path))
+        for piece in where.pieces:
+            path = piece.path
+            if path not in self._partial:
+                self._partial[path] = np.zeros(self._shapes[path].shape, self._shapes[path].dtype)
+            fill(self._partial[path], piece, array)
+            self._waiting[path] -= 1
+            if not self._waiting[path]:
+                self._done[path] = self._place(path, self._partial.pop(path))
 
     def finish(self) -> tuple[Model, Params]:
         """Returns the model and its parameters, nested dicts of arrays.
