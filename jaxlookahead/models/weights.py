@@ -19,6 +19,9 @@ Placement = jax.sharding.Sharding | Callable[[Path, tuple[int, ...]], jax.shardi
 
 CPU_BLOCK = 64
 
+# Outputs per block where parameters stay on one CPU: the width of XLA's product kernel for float32.
+CPU_BLOCK = 64
+
 
 class ParamsBuilder:
     """Takes the tensors of a Hugging Face checkpoint in any order and returns a model and its parameters.
@@ -30,7 +33,8 @@ class ParamsBuilder:
       config: of the model.
       dtype: of the parameters and the cache; None: the configuration's.
       sharding: where parameters go: None (the default device), one sharding for all, or a function of a parameter's
-        path (names from the root) and shape.
+        path (names from the root) and shape. Where none is given, on CPU, and the configuration leaves `block`
+        open, weights are laid out in blocks of 64 outputs.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any = None, sharding: Placement = None):
@@ -39,6 +43,9 @@ class ParamsBuilder:
         from jaxlookahead.models.decoder import Decoder
         from jaxlookahead.models.flax_nnx import from_nnx
 
+        if config.block is None:
+            plain = sharding is not None or jax.default_backend() != "cpu"
+            config = dataclasses.replace(config, block=0 if plain else CPU_BLOCK)
         self.config = dataclasses.replace(config, dtype=jnp.dtype(config.dtype if dtype is None else dtype).name)
         self._sharding = sharding
         self._model, self._tree = from_nnx(nnx.eval_shape(lambda: Decoder(self.config, rngs=nnx.Rngs(0))))
