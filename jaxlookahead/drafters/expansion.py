@@ -184,11 +184,7 @@ def sticks(texts: Texts, place: Place) -> list[tuple[int, int, int, int, list[tu
             at = node << SHIFT
             count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
             if count > 0 and count != seen and nodes[at + FIRST]:
-                ranked = [
-                    (nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT])
-                    for c in nodes[at + TOP : at + STRIDE]
-                    if c
-                ]
+                ranked = [(nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT]) for c in nodes[at + TOP : at + STRIDE] if c]
                 if ranked:
                     bucket = _context_bucket(source, nodes[at + DEPTH], count, ranked[0][1])
                     found.append((nodes[at + DEPTH], source, 1, bucket, count, ranked))
@@ -303,15 +299,9 @@ def grow(
     if budget < 1 or max_depth < 1:
         return Draft(tokens, parents, probs, names)
     own, _, shared, shared_root, calibration, (own_success, shared_success), extras = texts
-    before = [
-        (i, source, calibration.extra_weight(source.name)[0])
-        for i, source in enumerate(extras)
-        if source.first
-    ]
+    before = [(i, source, calibration.extra_weight(source.name)[0]) for i, source in enumerate(extras) if source.first]
     after = [
-        (i, source, calibration.extra_weight(source.name)[0])
-        for i, source in enumerate(extras)
-        if not source.first
+        (i, source, calibration.extra_weight(source.name)[0]) for i, source in enumerate(extras) if not source.first
     ]
     own_nodes, own_text = own.nodes, own.text
     shared_nodes, shared_text, ring = shared.nodes, shared.text, shared.text_capacity
@@ -359,15 +349,10 @@ def grow(
                     rare = 0
                     if length <= 3:
                         unigram = find(shared_root, own_text[pointer])
-                        rare = rarity_bucket(
-                            shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total
-                        )
+                        rare = rarity_bucket(shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total)
                     weight = copy[
                         (
-                            (
-                                LENGTH_BUCKET[length] * UNIQUENESS
-                                + (uniqueness_bucket(count, leaf) if count > 1 else 0)
-                            )
+                            (LENGTH_BUCKET[length] * UNIQUENESS + (uniqueness_bucket(count, leaf) if count > 1 else 0))
                             * RARITY
                             + rare
                         )
@@ -420,9 +405,7 @@ def grow(
                     rare = 0
                     if shared_length <= 3:
                         unigram = find(shared_root, shared_text[shared_pointer % ring])
-                        rare = rarity_bucket(
-                            shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total
-                        )
+                        rare = rarity_bucket(shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total)
                     weight = copy[
                         COPIES
                         + (
@@ -519,6 +502,5 @@ def grow(
 def step(extras: tuple[Source, ...], side: Side, token: int) -> Side:
     """The states of further sources after one more token."""
     return tuple(
-        None if state is None else source.step(state, token)
-        for source, state in zip(extras, side, strict=True)
+        None if state is None else source.step(state, token) for source, state in zip(extras, side, strict=True)
     )

@@ -69,6 +69,4 @@ def _average(calibrations: list[Calibration]) -> Calibration:
 
 def _mean(values: list[float], counts: list[int], start: float) -> float:
     # Correctly rounded sums, so that the order doesn't show.
-    return (
-        math.fsum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts) if sum(counts) else start
-    )
+    return math.fsum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts) if sum(counts) else start

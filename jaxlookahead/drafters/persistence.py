@@ -134,9 +134,7 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
     blobs = []
     table = []
     for name, values in arrays.items():
-        dtype = (
-            "<f8" if values.dtype.kind == "f" else "<i8" if name in ("spans",) or "_seen" in name else "<i4"
-        )
+        dtype = "<f8" if values.dtype.kind == "f" else "<i8" if name in ("spans",) or "_seen" in name else "<i4"
         blob = np.ascontiguousarray(values).astype(dtype).tobytes()
         blobs.append(blob)
         row = {
@@ -164,9 +162,7 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
 def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
     """Writes a file so that its name holds either what it held before or all of the new content."""
     path = os.fspath(path)
-    handle, temporary = tempfile.mkstemp(
-        prefix=os.path.basename(path) + ".", dir=os.path.dirname(path) or "."
-    )
+    handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", dir=os.path.dirname(path) or ".")
     try:
         with os.fdopen(handle, "wb") as file:
             for part in parts:
@@ -215,25 +211,19 @@ def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.nd
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(_PREFIX.size)
-        _require(
-            start[: len(MAGIC)] == MAGIC and len(start) == _PREFIX.size, "is not a jaxlookahead trie file"
-        )
+        _require(start[: len(MAGIC)] == MAGIC and len(start) == _PREFIX.size, "is not a jaxlookahead trie file")
         _, version, length = _PREFIX.unpack(start)
         _require(version == VERSION, f"has format version {version}; this release reads version {VERSION}")
         _require(length <= size - _PREFIX.size - _DIGEST, "is truncated")
         head = file.read(length)
-        _require(
-            hashlib.sha256(head).digest() == file.read(_DIGEST), "is corrupted: the header's checksum differs"
-        )
+        _require(hashlib.sha256(head).digest() == file.read(_DIGEST), "is corrupted: the header's checksum differs")
         header = json.loads(head)
         _require(type(header) is dict and type(header["arrays"]) is list, "has a malformed header")
         arrays = {}
         left = size - file.tell()
         for row in header["arrays"]:
             name, dtype, count = row["name"], row["dtype"], row["length"]
-            _require(
-                dtype in ("<i4", "<i8", "<f8") and type(count) is int and count >= 0, "has a malformed header"
-            )
+            _require(dtype in ("<i4", "<i8", "<f8") and type(count) is int and count >= 0, "has a malformed header")
             count_bytes = count * int(dtype[2])
             left -= count_bytes
             _require(left >= 0, "is truncated")
@@ -253,9 +243,7 @@ def _unpack(
         raise TrieFileError("was made with another tokenizer (its fingerprint differs)")
     if vocab_size is not None and header["vocab_size"] != vocab_size:
         raise TrieFileError(f"was made for vocab_size={header['vocab_size']}, not {vocab_size}")
-    _require(
-        header["depth"] == depth, f"has depth={header['depth']}, not {depth}: use a drafter of that depth"
-    )
+    _require(header["depth"] == depth, f"has depth={header['depth']}, not {depth}: use a drafter of that depth")
     namespaces = [_decode(name) for name in header["namespaces"]]
     _require(len(set(namespaces)) == len(namespaces), "names a namespace twice")
     text, earlier = arrays["text"], arrays["earlier"]
@@ -284,9 +272,7 @@ def _unpack(
     spans = arrays["spans"].reshape(-1, 3)
     _require(len(spans) == len(header["keys"]), "has documents without keys")
     for (name, start, stop), key in zip(spans.tolist(), header["keys"], strict=True):
-        _require(
-            0 <= name < len(namespaces) and 0 <= start < stop <= len(text), "has a document out of range"
-        )
+        _require(0 <= name < len(namespaces) and 0 <= start < stop <= len(text), "has a document out of range")
         memory.record(Document(namespaces[name], _decode(key), start, stop))
     memory.inserted = int(header["inserted"])
     for i, row in enumerate(header["calibrations"]):
@@ -299,9 +285,7 @@ def _calibration(arrays: dict[str, np.ndarray], i: int, extra: dict[str, list[fl
     for kind, length in _WEIGHTS.items():
         weights, seen = arrays[f"{kind}/{i}"], arrays[f"{kind}_seen/{i}"]
         fits = len(weights) == len(seen) == length and weights.dtype.kind == "f" and seen.dtype.kind == "i"
-        _require(
-            fits and bool(((weights >= 0) & (weights <= 1)).all()) and (seen >= 0).all(), "has wrong weights"
-        )
+        _require(fits and bool(((weights >= 0) & (weights <= 1)).all()) and (seen >= 0).all(), "has wrong weights")
         setattr(calibration, kind, weights.tolist())
         setattr(calibration, kind + "_seen", seen.tolist())
     for name, (weight, seen_count) in extra.items():
@@ -327,20 +311,14 @@ def _check(
         "has wrong arrays",
     )
     limit = MAX_TOKEN if vocab_size is None else vocab_size
-    _require(
-        (((text >= GONE) & (text < limit)) | (text == END)).all(), f"holds token ids outside [0, {limit})"
-    )
+    _require((((text >= GONE) & (text < limit)) | (text == END)).all(), f"holds token ids outside [0, {limit})")
     _require(((earlier >= -1) & (earlier < np.arange(len(text)))).all(), "has positions out of range")
     token, up, seen, at, suffix = (column[roots:] for column in (token, parent, count, last, link))
-    _require(
-        (((token >= 0) & (token < limit)) | (token == END)).all(), f"holds token ids outside [0, {limit})"
-    )
+    _require((((token >= 0) & (token < limit)) | (token == END)).all(), f"holds token ids outside [0, {limit})")
     own = np.arange(roots, size)
     _require(((up >= 0) & (up < own)).all(), "has parents out of order")
     _require(((suffix >= 0) & (suffix < own)).all(), "has links out of order")
-    _require(
-        (seen >= 1).all() and ((at >= -1) & (at < len(text))).all(), "has counts or positions out of range"
-    )
+    _require((seen >= 1).all() and ((at >= -1) & (at < len(text))).all(), "has counts or positions out of range")
     level = np.zeros(size, np.int64)
     for _ in range(depth + 1):
         level[roots:] = level[up] + 1
@@ -351,9 +329,7 @@ def _check(
     below = suffix[deep]
     _require((level[below] == level[roots:][deep] - 1).all(), "has wrong links")
     all_token = np.concatenate([np.full(roots, -1), token])
-    _require(
-        (all_token[below] == token[deep]).all() and (link[up[deep]] == parent[below]).all(), "has wrong links"
-    )
+    _require((all_token[below] == token[deep]).all() and (link[up[deep]] == parent[below]).all(), "has wrong links")
     _require(len(np.unique(up * FACTOR + token)) == len(up), "holds a context twice")
 
 

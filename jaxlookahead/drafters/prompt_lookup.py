@@ -58,9 +58,7 @@ class PromptLookup(DrafterBase):
           ValueError: an option has no meaning.
         """
         if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(
-                f"need 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, max_ngram={max_ngram}"
-            )
+            raise ValueError(f"need 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, max_ngram={max_ngram}")
         if length < 1:
             raise ValueError(f"length={length} must be at least 1")
         if match not in get_args(Match):

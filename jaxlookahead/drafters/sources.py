@@ -63,18 +63,14 @@ class SuccessorTable:
     def __len__(self) -> int:
         return len(self._table)
 
-    def observe(
-        self, namespace: Hashable | None, tokens: Sequence[int], topk: Sequence[Sequence[int]]
-    ) -> None:
+    def observe(self, namespace: Hashable | None, tokens: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
         """Takes the `k` likeliest next tokens `topk[i]`, likeliest first, after each of `tokens`.
 
         Raises:
           ValueError: the two differ in length.
         """
         if len(tokens) != len(topk):
-            raise ValueError(
-                f"{len(tokens)} tokens but {len(topk)} rows of successors: one row a token is needed"
-            )
+            raise ValueError(f"{len(tokens)} tokens but {len(topk)} rows of successors: one row a token is needed")
         table = self._table
         for token, row in zip(tokens, topk, strict=True):
             key = (namespace, int(token))
@@ -177,9 +173,7 @@ def checked_tree(found: tuple[Any, ...], budget: int, max_depth: int) -> Draft:
       ValueError: it isn't a tree whose parents come first.
     """
     if len(found) not in (2, 3):
-        raise ValueError(
-            f"an outside drafter must return (token_ids, parents[, probs]), got {len(found)} values"
-        )
+        raise ValueError(f"an outside drafter must return (token_ids, parents[, probs]), got {len(found)} values")
     tokens = [int(token) for token in found[0]]
     parents = [int(parent) for parent in found[1]]
     probs = [float(prob) for prob in found[2]] if len(found) == 3 and found[2] is not None else None
@@ -191,9 +185,7 @@ def checked_tree(found: tuple[Any, ...], budget: int, max_depth: int) -> Draft:
     moved: list[int] = []
     for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if not -1 <= parent < i:
-            raise ValueError(
-                f"an outside drafter returned parents[{i}]={parent}: parents must come before children"
-            )
+            raise ValueError(f"an outside drafter returned parents[{i}]={parent}: parents must come before children")
         above = moved[parent] if parent >= 0 else -1
         depth = 1 if parent < 0 else (depths[above] + 1 if above >= 0 else max_depth + 1)
         known = place.get((above, token))

@@ -24,9 +24,7 @@ STRIDE = 1 << SHIFT
 TOKEN, PARENT, COUNT, LAST, LINK, FIRST, NEXT, PREV, DEPTH, REFS, TOP = range(11)
 RANKED = STRIDE - TOP
 
-FACTOR = (
-    1_048_583  # a prime above every token id: `node * FACTOR + token` is unique and its low bits are mixed
-)
+FACTOR = 1_048_583  # a prime above every token id: `node * FACTOR + token` is unique and its low bits are mixed
 MAX_TOKEN = 1_048_000
 END = 1_048_576  # closes every document; never drafted
 GONE = -1  # stands in the text where a document was removed
@@ -256,9 +254,7 @@ class SuffixIndex:
         if child and token != END:
             self._rank(node << SHIFT, child, 1, follower_position)
 
-    def _add(
-        self, shard: dict[int, int], key: int, parent: int, token: int, last: int, link: int, level: int
-    ) -> int:
+    def _add(self, shard: dict[int, int], key: int, parent: int, token: int, last: int, link: int, level: int) -> int:
         if self.max_nodes is not None and self.used >= self.max_nodes and not self.make_room():
             return 0
         first = self.nodes[(parent << SHIFT) + FIRST]

@@ -81,9 +81,7 @@ class TrieDrafter(DrafterBase):
             self.sources += (self.successors,)
         names = [source.name for source in self.sources]
         if len(set(names)) < len(names) or {"request", "shared", "parent"} & set(names):
-            raise ValueError(
-                f"sources need distinct names other than request, shared and parent, got {names}"
-            )
+            raise ValueError(f"sources need distinct names other than request, shared and parent, got {names}")
         self.memory = Memory(depth, max_nodes)
         self._nothing = SuffixIndex(depth)
         self._nothing_root = self._nothing.new_root()
@@ -150,9 +148,7 @@ class TrieDrafter(DrafterBase):
                 response = state.index.text[state.prompt_length :].tolist()
                 self.memory.insert(response, state.namespace, request, self._lock)
 
-    def insert(
-        self, tokens: Sequence[int], *, namespace: Hashable | None = None, key: Hashable | None = None
-    ) -> None:
+    def insert(self, tokens: Sequence[int], *, namespace: Hashable | None = None, key: Hashable | None = None) -> None:
         """Puts a document, a past response or a past prompt into shared memory.
 
         Args:
@@ -257,9 +253,7 @@ class TrieDrafter(DrafterBase):
         if self.use_shared:
             index = memory.index
             for parent in memory.ancestors(state.namespace):
-                source = ParentText(
-                    self._nothing, self._nothing_root, index, memory.root(parent), calibration
-                )
+                source = ParentText(self._nothing, self._nothing_root, index, memory.root(parent), calibration)
                 extras = (*extras, source)
         else:
             index, root = self._nothing, self._nothing_root

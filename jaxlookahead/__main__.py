@@ -1,0 +1,7 @@
+"""`python -m jaxlookahead`."""
+
+import sys
+
+from jaxlookahead.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Checkpoints: GGUF files and Hugging Face directories, tensor by tensor."""

@@ -1,0 +1,51 @@
+"""The `jaxlookahead` command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import jaxlookahead
+
+COMMANDS = {
+    "demo": "decode a few prompts with and without drafting, and compare",
+    "generate": "decode your own prompts",
+}
+# What the library raises on bad input; anything else is a fault of ours and keeps its traceback.
+_EXPECTED = (ValueError, TypeError, OSError, RuntimeError, ImportError, FloatingPointError)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
+    parser = argparse.ArgumentParser(prog="jaxlookahead", description="Lookahead decoding for JAX.")
+    parser.add_argument("--version", action="version", version=f"jaxlookahead {jaxlookahead.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        command = commands.add_parser(name, help=summary, description=summary.capitalize() + ".")
+        command.add_argument("--traceback", action="store_true", help="show where an error came from")
+        module = importlib.import_module(f"jaxlookahead.cli.{name}")
+        module.add_arguments(command)
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command. Returns 0, 1 for an error that it explains on stderr, 2 for wrong usage, 130 for Ctrl-C."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except BrokenPipeError:
+        # The reader has gone; Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except _EXPECTED as error:
+        if arguments.traceback:
+            raise
+        print(f"jaxlookahead {arguments.command}: {error}", file=sys.stderr)
+        return 1

@@ -1,0 +1,398 @@
+"""The host loop: admit requests to rows, draft, step, tell what happened."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxlookahead import accept, tree
+from jaxlookahead.drafters.protocol import Draft, Drafter
+from jaxlookahead.drafters.registry import make_drafter
+from jaxlookahead.engine import Admission, Engine, StepResult
+from jaxlookahead.models.protocol import Model, Params
+from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats
+from jaxlookahead.width import MAX_WIDTH, WidthController, buckets
+
+_handles = itertools.count()
+
+
+@dataclasses.dataclass
+class _Request:
+    index: int
+    prompt: list[int]
+    max_new_tokens: int
+    namespace: Hashable | None
+    handle: int = dataclasses.field(default_factory=lambda: next(_handles))
+    stats: Stats = dataclasses.field(default_factory=Stats)
+    chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    draft: Draft = dataclasses.field(default_factory=Draft)
+    newest: int = 0  # the token that the next step starts from
+    emitted: int = 0
+
+    def add(self, result: StepResult | None, row: int, count: int, accepted: list[int], finish: str | None) -> Chunk:
+        """Records what a step emitted; without a result, nothing."""
+        sources: list[str | None] = [None] * count
+        if self.draft.sources is not None:
+            sources[: len(accepted)] = [self.draft.sources[node] for node in accepted]
+        if result is None:
+            tokens, nodes, margins = np.zeros((3, 0))
+        else:
+            tokens, nodes, margins = (x[row, :count] for x in (result.tokens, result.nodes, result.margins))
+        chunk = Chunk(
+            request=self.index,
+            tokens=tokens.astype(np.int32),
+            from_draft=nodes != tree.ROOT,
+            sources=sources,
+            margins=margins.astype(np.float32),
+            finish_reason=finish,
+        )
+        self.chunks.append(chunk)
+        return chunk
+
+    def output(self) -> Output:
+        """The response so far."""
+        parts = self.chunks or [self.add(None, 0, 0, [], None)]
+        return Output(
+            request=self.index,
+            tokens=np.concatenate([part.tokens for part in parts]),
+            from_draft=np.concatenate([part.from_draft for part in parts]),
+            sources=[source for part in parts for source in part.sources],
+            margins=np.concatenate([part.margins for part in parts]),
+            finish_reason=parts[-1].finish_reason,
+            stats=self.stats,
+        )
+
+
+def _check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> list[int]:
+    if isinstance(tokens, str):
+        raise TypeError(f"{name} must hold integer token ids, got text; encode it with the tokenizer first")
+    array = np.asarray(tokens)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be a non-empty sequence of token ids, got shape {array.shape}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} must hold integer token ids, got {array.dtype}; encode text with the tokenizer first")
+    wrong = array[(array < 0) | (array >= vocab_size)]
+    if wrong.size:
+        raise ValueError(f"{name} holds token id {wrong[0]}, but the model's vocabulary has {vocab_size} ids, from 0")
+    return array.tolist()
+
+
+def _check_count(name: str, value: int, least: int) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
+    if isinstance(value, (list, tuple)):
+        if len(value) != count:
+            raise ValueError(f"{name} has {len(value)} entries for {count} prompts; give one for each, or one for all")
+        return list(value)
+    return [value] * count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Options:
+    max_new_tokens: int | Sequence[int]
+    drafter: Drafter | str | None
+    width: int | None
+    adapt: bool
+    eos_ids: Sequence[int]
+    stop: Sequence[Sequence[int]]
+    rows: int
+    namespaces: Any
+
+
+class _Run:
+    """One call of `generate` or `stream`: its requests, its rows, its statistics."""
+
+    def __init__(self, model: Model, params: Params, prompts: Sequence[Sequence[int]], options: _Options) -> None:
+        if len(prompts) and isinstance(prompts[0], (int, np.integer)):
+            raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
+        self.vocab_size = model.vocab_size
+        self.width = _max_width(params, options.width)
+        self.controller = WidthController(self.width, _platform(params)) if options.adapt else None
+        rows = _check_count("rows", options.rows, 1)
+        self.drafter = make_drafter(options.drafter)
+        self.eos_ids = list(options.eos_ids)
+        if self.eos_ids:
+            _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
+        self.stop = [_check_tokens(f"stop[{i}]", x, self.vocab_size) for i, x in enumerate(options.stop)]
+        self.requests = _make_requests(prompts, options, model)
+        self.waiting = collections.deque(self.requests)
+        self.rows: list[_Request | None] = [None] * min(rows, max(len(prompts), 1))
+        self.stats = Stats()
+        self.engine = Engine(
+            model,
+            params,
+            rows=len(self.rows),
+            eos_size=len(self.eos_ids),
+            stop_shape=(len(self.stop), max(map(len, self.stop), default=1)),
+        )
+
+    def generation(self) -> Generation:
+        return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)
+
+    def stream(self) -> Iterator[Chunk]:
+        try:
+            while True:
+                yield from self._admit()
+                if not any(self.rows):
+                    return
+                yield from self._step()
+        finally:
+            for request in self.rows:
+                if request is not None and self.drafter is not None:
+                    self.drafter.end(request.handle, remember=False)
+
+    def _admit(self) -> Iterator[Chunk]:
+        admissions = []
+        for row in range(len(self.rows)):
+            while self.rows[row] is None and self.waiting:
+                request = self.waiting.popleft()
+                if request.max_new_tokens == 0:
+                    yield request.add(None, 0, 0, [], accept.FINISH_REASONS[accept.LENGTH])
+                    continue
+                self.rows[row] = request
+                if self.drafter is not None:
+                    self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
+                admissions.append(Admission(row, request.prompt, request.max_new_tokens, self.eos_ids, self.stop))
+        if admissions:
+            start = time.perf_counter()
+            self.engine.admit(admissions)
+            self.engine.wait()
+            self.stats.prefill_seconds += time.perf_counter() - start
+
+    def _draft(self) -> np.ndarray:
+        """Asks for a draft for each row, and lays them out in the bucket that is expected to pay most."""
+        drafts: list[Draft | None] = []
+        for request in self.rows:
+            if request is None:
+                drafts.append(None)
+                continue
+            draft = Draft()
+            # The step adds one token of the model's own to what it accepts.
+            depth = request.max_new_tokens - request.emitted - 1
+            budget = self.width - 1
+            if self.drafter is not None and budget > 0 and depth > 0:
+                draft = tree.normalize(
+                    self.drafter.draft(request.handle, budget, depth),
+                    budget=budget,
+                    max_depth=depth,
+                    vocab_size=self.vocab_size,
+                )
+            drafts.append(draft)
+        if self.controller is not None:
+            width = self.controller.choose(drafts, self.engine.slots)
+        else:
+            widest = 1 + max(len(draft) for draft in drafts if draft is not None)
+            width = next(x for x in buckets(self.width) if x >= widest)
+        kept = [Draft() if draft is None else tree.cut(draft, width - 1) for draft in drafts]
+        for request, draft in zip(self.rows, kept, strict=True):
+            if request is not None:
+                request.draft = draft
+        return tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
+
+    def _step(self) -> Iterator[Chunk]:
+        start = time.perf_counter()
+        packed = self._draft()
+        drafted = time.perf_counter()
+        out = self.engine.dispatch(packed)
+        if self.drafter is not None:
+            self.drafter.idle()
+        result = self.engine.collect(out)
+        done = time.perf_counter()
+        self.stats.draft_seconds += drafted - start
+        self.stats.step_seconds += done - drafted
+        self.stats.steps += 1
+        if self.controller is not None:
+            self.controller.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
+        chunks = [self._tell(row, x, result) for row, x in enumerate(self.rows) if x is not None]
+        yield from chunks
+        bad = [chunk for chunk in chunks if chunk.finish_reason == accept.FINISH_REASONS[accept.BAD_LOGITS]]
+        if bad:
+            raise BadLogitsError(
+                f"the model's logits for prompts[{bad[0].request}], token "
+                f"{self.requests[bad[0].request].emitted} of the response, are NaN or leave no token to choose; "
+                "check the parameters and the dtype",
+                self.generation(),
+            )
+
+    def _tell(self, row: int, request: _Request, result: StepResult) -> Chunk:
+        """Passes on what a row emitted, and frees the row if it ended."""
+        count = int(result.counts[row])
+        finish = accept.FINISH_REASONS.get(int(result.finish[row]))
+        tokens = result.tokens[row, :count].tolist()
+        accepted = [int(node) - 1 for node in result.nodes[row, :count] if node != tree.ROOT]
+        chunk = request.add(result, row, count, accepted, finish)
+        for stats in (request.stats, self.stats):
+            stats.count(emitted=count, drafted=len(request.draft), accepted=len(accepted))
+        request.stats.steps += 1
+        request.emitted += count
+        if count:
+            request.newest = tokens[-1]
+        if self.controller is not None:
+            self.controller.verified(request.draft, accepted)
+        if self.drafter is not None:
+            self.drafter.verified(request.handle, request.draft, accepted)
+            self.drafter.extend(request.handle, tokens)
+        if finish is not None:
+            self.rows[row] = None
+            self.engine.release(row)
+            if self.drafter is not None:
+                self.drafter.end(request.handle, remember=finish != accept.FINISH_REASONS[accept.BAD_LOGITS])
+        return chunk
+
+
+def _platform(params: Params) -> str:
+    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            return next(iter(leaf.devices())).platform
+    return jax.default_backend()
+
+
+def _max_width(params: Params, width: int | None) -> int:
+    if width is None:
+        return MAX_WIDTH.get(_platform(params), MAX_WIDTH["gpu"])
+    return _check_count("width", width, 1)
+
+
+def _make_requests(prompts: Sequence[Sequence[int]], options: _Options, model: Model) -> list[_Request]:
+    limits = _per_prompt("max_new_tokens", options.max_new_tokens, len(prompts))
+    namespaces = _per_prompt("namespaces", options.namespaces, len(prompts))
+    requests = []
+    for i, (prompt, limit, namespace) in enumerate(zip(prompts, limits, namespaces, strict=True)):
+        tokens = _check_tokens(f"prompts[{i}]", prompt, model.vocab_size)
+        limit = _check_count("max_new_tokens", limit, 0)
+        if model.max_length is not None:
+            room = model.max_length - len(tokens)
+            if room < 0:
+                raise ValueError(
+                    f"prompts[{i}] has {len(tokens)} tokens, but the model holds at most {model.max_length} "
+                    "positions; shorten the prompt"
+                )
+            limit = min(limit, room)
+        requests.append(_Request(i, tokens, limit, namespace, newest=tokens[-1]))
+    return requests
+
+
+def generate(
+    model: Model,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int] = 128,
+    drafter: Drafter | str | None = "trie",
+    width: int | None = None,
+    adapt: bool = True,
+    eos_ids: Sequence[int] = (),
+    stop: Sequence[Sequence[int]] = (),
+    rows: int = 8,
+    namespaces: Any = None,
+) -> Generation:
+    """Decodes prompts greedily. The tokens are those of plain decoding (`drafter=None`), whatever the drafter.
+
+    The one exception is a floating-point near-tie: a step that scores several tokens sums in another order than a
+    step that scores one. `Output.margins` tells how close each decision was.
+
+    Args:
+      model: see `jaxlookahead.models.protocol.Model`.
+      params: its parameters, any pytree.
+      prompts: token ids of each prompt, at least one.
+      max_new_tokens: the most tokens to emit for each prompt; one number, or one for each.
+
+    Other Args:
+      drafter: where drafts come from: `"trie"` (the request's own text and the responses before it in this call),
+        `"prompt_lookup"`, an object with the `Drafter` protocol (it remembers responses across calls), or None.
+      width: the most tokens scored in a step for each row, the newest one included; 1 drafts nothing. 16 by default
+        on CPU, 64 elsewhere.
+      adapt: whether to verify, at each step, only as much of the draft as pays by the measured time of steps; the
+        widths are powers of two up to `width`. Without it the whole draft is verified, up to `width`.
+      eos_ids: token ids that end a response. The id stays in the output, as its last token.
+      stop: token sequences that end a response. They stay in the output too.
+      rows: the most requests decoded together; the others wait for a free row.
+      namespaces: which memory of the drafter each request uses and feeds; one for all, or a list with one for each.
+
+    Returns:
+      A `Generation`: a sequence of `Output`, in the order of the prompts, with `stats`.
+
+    Raises:
+      TypeError, ValueError: an argument is wrong; nothing was computed yet.
+      UnsupportedCacheError: the model's cache can't drop rejected tokens.
+      BadLogitsError: the model gave NaN; holds what was decoded so far.
+    """
+    options = _Options(
+        max_new_tokens=max_new_tokens,
+        drafter=drafter,
+        width=width,
+        adapt=adapt,
+        eos_ids=eos_ids,
+        stop=stop,
+        rows=rows,
+        namespaces=namespaces,
+    )
+    run = _Run(model, params, prompts, options)
+    for _ in run.stream():
+        pass
+    return run.generation()
+
+
+def warm_up(
+    model: Model, params: Params, *, tokens: int, width: int | None = None, rows: int = 1, eos_size: int = 1
+) -> None:
+    """Compiles everything that `generate` needs for requests of up to `tokens` tokens, prompt and response together.
+
+    Without it, each shape compiles when it first occurs.
+
+    Args:
+      model: the model.
+      params: its parameters.
+      tokens: longest prompt and response.
+      width: as for `generate`.
+      rows: number of rows that decode together, the smaller of `rows` and the number of prompts.
+      eos_size: number of EOS ids.
+    """
+    widest = _max_width(params, width)
+    engine = Engine(model, params, rows=rows, eos_size=eos_size, stop_shape=(1, 1))
+    engine.warm_up(tokens + widest, buckets(widest))
+
+
+def stream(
+    model: Model,
+    params: Params,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int | Sequence[int] = 128,
+    drafter: Drafter | str | None = "trie",
+    width: int | None = None,
+    adapt: bool = True,
+    eos_ids: Sequence[int] = (),
+    stop: Sequence[Sequence[int]] = (),
+    rows: int = 8,
+    namespaces: Any = None,
+) -> Iterator[Chunk]:
+    """Like `generate`, but yields a `Chunk` for each request and step as it happens.
+
+    Arguments are checked at the call, not at the first chunk. Closing the iterator ends the requests.
+    """
+    options = _Options(
+        max_new_tokens=max_new_tokens,
+        drafter=drafter,
+        width=width,
+        adapt=adapt,
+        eos_ids=eos_ids,
+        stop=stop,
+        rows=rows,
+        namespaces=namespaces,
+    )
+    return _Run(model, params, prompts, options).stream()

@@ -1,0 +1,299 @@
+"""The device side of decoding: a batch of slots, their cache, and the compiled calls that work on them.
+
+Everything that differs from call to call is traced. What compiles anew is a bucket: tree width, cache slots, number
+of rows, and for prefill the chunk size and the group size, each a power of two.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxlookahead import cache as caches
+from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
+from jaxlookahead.drafters.protocol import Draft
+from jaxlookahead.models.protocol import Cache, Model, Params
+from jaxlookahead.step import prefill, verify
+from jaxlookahead.tree import DraftTree, pack
+
+CHUNKS = (16, 64, 256)
+
+# How often each bucket was traced; a bucket traced twice is a fault.
+TRACES: collections.Counter[tuple[Any, ...]] = collections.Counter()
+
+
+@chex.dataclass(frozen=True)
+class State:
+    """A batch of `B` rows on the device."""
+
+    cache: Cache
+    lengths: jax.Array  # [B] int32 tokens in the cache
+    progress: Progress
+    stops: StopRules
+
+
+class StepResult(NamedTuple):
+    """`Walk` on the host."""
+
+    tokens: np.ndarray  # [B, N] int32
+    nodes: np.ndarray  # [B, N] int32
+    margins: np.ndarray  # [B, N] float32
+    counts: np.ndarray  # [B] int32
+    finish: np.ndarray  # [B] int32
+
+
+class Compiled(NamedTuple):
+    """The compiled calls of one model."""
+
+    allocate: Callable[..., Cache]
+    prefill: Callable[..., Cache]
+    insert: Callable[..., Cache]
+    set_row: Callable[..., State]
+    step: Callable[..., tuple[State, jax.Array]]
+    grow: Callable[..., Cache]
+
+
+def _float_bits(x: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+
+
+@functools.lru_cache(maxsize=16)
+def compiled(model: Model) -> Compiled:
+    """Builds the compiled calls once for each model, so that a call does not hash the model again."""
+    axes = caches.find_axes(model)
+
+    def trace(name: str, *bucket: Any) -> None:
+        TRACES[(model, name, *bucket)] += 1
+
+    def allocate(batch: int, slots: int) -> Cache:
+        trace("allocate", batch, slots)
+        return model.init_cache(batch, slots)
+
+    def prefill_chunk(params: Params, cache: Cache, tokens: jax.Array, start: jax.Array) -> Cache:
+        trace("prefill", *tokens.shape, caches.num_slots(cache, axes))
+        return prefill(model, params, cache, tokens, start)[1]
+
+    def insert(cache: Cache, other: Cache, where: jax.Array) -> Cache:
+        slots, rows = (jax.tree.leaves(other)[0].shape[axis] for axis in (axes[0].slot, axes[0].batch))
+        trace("insert", *jax.tree.leaves(cache)[0].shape, rows, slots)
+        return caches.insert_row(cache, axes, other, where[0], where[1])
+
+    def set_row(state: State, row: jax.Array, limits: jax.Array, eos: jax.Array, sequences: jax.Array) -> State:
+        trace("set_row", len(state.lengths), len(eos), *sequences.shape)
+        progress, stops = state.progress, state.stops
+        return state.replace(
+            lengths=state.lengths.at[row].set(limits[0]),
+            progress=Progress(
+                remaining=progress.remaining.at[row].set(limits[1]),
+                tail=progress.tail.at[row].set(NO_TOKEN),
+            ),
+            stops=StopRules(
+                eos=stops.eos.at[row].set(eos),
+                sequences=stops.sequences.at[row].set(sequences),
+            ),
+        )
+
+    def step(params: Params, state: State, packed: jax.Array) -> tuple[State, jax.Array]:
+        stops = state.stops
+        trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), stops.eos.shape, stops.sequences.shape)
+        tree = DraftTree(tokens=packed[0], parents=packed[1])
+        done = verify(model, params, state.cache, state.lengths, tree, progress=state.progress, stops=stops)
+        walk = done.walk
+        out = jnp.concatenate(
+            [
+                walk.tokens,
+                walk.nodes,
+                _float_bits(walk.margins),
+                walk.counts[:, None],
+                walk.finish[:, None],
+            ],
+            axis=1,
+        )
+        return state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress), out
+
+    def grow(cache: Cache, slots: int) -> Cache:
+        trace("grow", *jax.tree.leaves(cache)[0].shape, slots)
+        return caches.grow(cache, axes, slots)
+
+    return Compiled(
+        allocate=jax.jit(allocate, static_argnums=(0, 1)),
+        prefill=jax.jit(prefill_chunk, donate_argnums=1),
+        insert=jax.jit(insert, donate_argnums=0),
+        set_row=jax.jit(set_row, donate_argnums=0),
+        step=jax.jit(step, donate_argnums=1),
+        grow=jax.jit(grow, static_argnums=1),
+    )
+
+
+def chunk_sizes(tokens: int) -> list[int]:
+    """Splits a prefill of `tokens` tokens into chunks of the sizes that are compiled; the last may be padded."""
+    sizes = []
+    while tokens > 0:
+        fitting = min((size for size in CHUNKS if size >= tokens), default=CHUNKS[-1])
+        if fitting > 2 * tokens and fitting > CHUNKS[0]:
+            fitting = max(size for size in CHUNKS if size < fitting)
+        sizes.append(fitting)
+        tokens -= fitting
+    return sizes
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+class Admission(NamedTuple):
+    """A request that enters a row."""
+
+    row: int
+    prompt: Sequence[int]
+    max_new_tokens: int
+    eos: Sequence[int]
+    stop: Sequence[Sequence[int]]
+
+
+class Engine:
+    """`B` rows that decode together."""
+
+    def __init__(self, model: Model, params: Params, *, rows: int, eos_size: int, stop_shape: tuple[int, int]) -> None:
+        """Allocates nothing yet.
+
+        Args:
+          model: the model.
+          params: its parameters.
+          rows: `B`.
+          eos_size: the most EOS ids that a request will have.
+          stop_shape: the most stop sequences that a request will have, and the longest of them.
+        """
+        self._compiled = compiled(model)
+        self._axes = caches.find_axes(model)
+        self._params = params
+        self._rows = rows
+        self._eos_size = _power_of_two(max(eos_size, 1))
+        self._stop_shape = (_power_of_two(max(stop_shape[0], 1)), _power_of_two(max(stop_shape[1], 1)))
+        self._state: State | None = None
+        self._lengths = np.zeros(rows, np.int64)
+        self.slots = 0
+
+    def reserve(self, tokens: int) -> None:
+        """Makes room for rows of `tokens` committed and scratch slots."""
+        slots = caches.slots_for(tokens)
+        if self._state is None:
+            rows, (count, longest) = self._rows, self._stop_shape
+            # Every leaf of its own: buffers that are donated together must not be shared.
+            self._state = State(
+                cache=self._compiled.allocate(rows, slots),
+                lengths=jnp.zeros(rows, jnp.int32),
+                progress=Progress(
+                    remaining=jnp.zeros(rows, jnp.int32), tail=jnp.full((rows, longest), NO_TOKEN, jnp.int32)
+                ),
+                stops=StopRules(
+                    eos=jnp.full((rows, self._eos_size), NO_TOKEN, jnp.int32),
+                    sequences=jnp.full((rows, count, longest), NO_TOKEN, jnp.int32),
+                ),
+            )
+            self.slots = slots
+        # By doubling, so that few pairs of sizes compile.
+        while slots > self.slots:
+            self.slots *= 2
+            self._state = self._state.replace(cache=self._compiled.grow(self._state.cache, self.slots))
+
+    def admit(self, admissions: Sequence[Admission]) -> None:
+        """Prefills prompts, all but their last token, and puts them into their rows.
+
+        Prompts of similar length go through the model together, equal ones once.
+        """
+        groups: dict[tuple[int, ...], dict[tuple[int, ...], list[Admission]]] = {}
+        for admission in admissions:
+            held = tuple(admission.prompt[:-1])
+            group = groups.setdefault(tuple(chunk_sizes(len(held))), {})
+            group.setdefault(held, []).append(admission)
+            self.reserve(len(held) + 1)
+        for sizes, group in groups.items():
+            cache = self._prefill(sizes, list(group)) if sizes else None
+            for source, entering in enumerate(group.values()):
+                for admission in entering:
+                    self._enter(admission, cache, source)
+
+    def _prefill(self, sizes: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> Cache:
+        tokens = np.zeros((_power_of_two(len(prompts)), sum(sizes)), np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        slots = caches.slots_for(sum(sizes))
+        # The prefill cache may not be larger than the one it is copied into.
+        self.reserve(slots)
+        cache = self._compiled.allocate(len(tokens), slots)
+        start = 0
+        for size in sizes:
+            chunk = tokens[:, start : start + size]
+            cache = self._compiled.prefill(self._params, cache, chunk, np.int32(start))
+            start += size
+        return cache
+
+    def _enter(self, admission: Admission, cache: Cache | None, source: int) -> None:
+        assert self._state is not None
+        row, held = admission.row, len(admission.prompt) - 1
+        if cache is not None:
+            where = np.array([source, row], np.int32)
+            self._state = self._state.replace(cache=self._compiled.insert(self._state.cache, cache, where))
+        eos = np.full(self._eos_size, NO_TOKEN, np.int32)
+        eos[: len(admission.eos)] = admission.eos
+        sequences = np.full(self._stop_shape, NO_TOKEN, np.int32)
+        for i, sequence in enumerate(admission.stop):
+            sequences[i, -len(sequence) :] = sequence
+        limits = np.array([held, admission.max_new_tokens], np.int32)
+        held_back = self._state.cache
+        rows = self._compiled.set_row(self._state.replace(cache=None), np.int32(row), limits, eos, sequences)
+        self._state = rows.replace(cache=held_back)
+        self._lengths[row] = held
+
+    def dispatch(self, packed: np.ndarray) -> jax.Array:
+        """Starts a step on trees packed by `tree.pack`; returns at once. Give the result to `collect`."""
+        width = packed.shape[-1]
+        self.reserve(int(self._lengths.max()) + width)
+        self._state, out = self._compiled.step(self._params, self._state, packed)
+        out.copy_to_host_async()
+        return out
+
+    def collect(self, out: jax.Array) -> StepResult:
+        """Waits for a step."""
+        array = np.asarray(out)
+        width = (array.shape[1] - 2) // 3
+        tokens, nodes, margins = (array[:, i * width : (i + 1) * width] for i in range(3))
+        counts, finish = array[:, -2], array[:, -1]
+        self._lengths += counts
+        return StepResult(tokens, nodes, margins.view(np.float32), counts, finish)
+
+    def warm_up(self, tokens: int, widths: Sequence[int]) -> None:
+        """Compiles what decoding rows of up to `tokens` tokens, drafts included, will need. Use a new engine."""
+        prefills = set()
+        sizes = [caches.slots_for(tokens)]
+        while sizes[-1] > caches.MIN_SLOTS:
+            sizes.append(sizes[-1] // 2)
+        for slots in reversed(sizes):
+            self.reserve(slots)
+            for held in range(0, min(tokens, slots), CHUNKS[0]):
+                chunks = chunk_sizes(held)
+                needs = {(size, caches.slots_for(sum(chunks)), self.slots) for size in chunks} or {self.slots}
+                if caches.slots_for(sum(chunks) or 1) <= slots and not needs <= prefills:
+                    prefills |= needs
+                    # A row with no tokens left to emit stays empty.
+                    self.admit([Admission(0, [0] * (held + 1), 0, [], [])])
+                    self.release(0)
+            for width in widths:
+                self.collect(self.dispatch(pack([0] * self._rows, [Draft()] * self._rows, width)))
+
+    def wait(self) -> None:
+        """Waits for what was dispatched so far."""
+        jax.block_until_ready(self._state)
+
+    def release(self, row: int) -> None:
+        """Forgets a row, so that its length no longer asks for room."""
+        self._lengths[row] = 0

@@ -1,0 +1,103 @@
+"""Checkpoint tensors, one by one, into the built-in decoder's parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxlookahead.models.config import DecoderConfig
+from jaxlookahead.models.hf import fill, targets, unused
+from jaxlookahead.models.protocol import Model, Params
+
+Path = tuple[str, ...]
+Placement = jax.sharding.Sharding | Callable[[Path, tuple[int, ...]], jax.sharding.Sharding] | None
+
+CPU_BLOCK = 64
+
+
+class ParamsBuilder:
+    """Takes the tensors of a Hugging Face checkpoint in any order and returns a model and its parameters.
+
+    A parameter that several tensors make up (query, key and value; gate and up) is put together in host memory and
+    leaves it, to its device, with its last tensor: the host never holds more than the parameters and one tensor.
+
+    Args:
+      config: of the model.
+      dtype: of the parameters and the cache; None: the configuration's.
+      sharding: where parameters go: None (the default device), one sharding for all, or a function of a parameter's
+        path (names from the root) and shape.
+    """
+
+    def __init__(self, config: DecoderConfig, dtype: Any = None, sharding: Placement = None):
+        from flax import nnx
+
+        from jaxlookahead.models.decoder import Decoder
+        from jaxlookahead.models.flax_nnx import from_nnx
+
+        self.config = dataclasses.replace(config, dtype=jnp.dtype(config.dtype if dtype is None else dtype).name)
+        self._sharding = sharding
+        self._model, self._tree = from_nnx(nnx.eval_shape(lambda: Decoder(self.config, rngs=nnx.Rngs(0))))
+        self._shapes = {_names(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(self._tree)}
+        self._targets = targets(self.config)
+        self._waiting: dict[Path, int] = dict.fromkeys(self._shapes, 0)
+        for where in self._targets.values():
+            self._waiting[where.path] += 1
+        self._missing = set(self._targets)
+        self._partial: dict[Path, np.ndarray] = {}
+        self._done: dict[Path, jax.Array] = {}
+
+    def add(self, name: str, array: np.ndarray) -> None:
+        """Takes one tensor.
+
+        Args:
+          name: its Hugging Face name; a missing `model.` in front is understood.
+          array: its values in the checkpoint's shape (`[out, in]` for projections), of any dtype that numpy casts.
+
+        Raises:
+          ValueError: the name is unknown or came before, or the shape is not the configuration's.
+        """
+        if unused(self.config, name):
+            return
+        full = name if name in self._targets else f"model.{name}"
+        where = self._targets.get(full)
+        if where is None:
+            raise ValueError(f"the checkpoint holds {name!r}, which the model has no place for")
+        if full not in self._missing:
+            raise ValueError(f"the checkpoint holds {name!r} twice")
+        padded = where.more_rows and array.ndim == 2 and array.shape[0] >= where.shape[0]
+        if array.shape != (((array.shape[0],) if padded else where.shape[:1]) + where.shape[1:]):
+            raise ValueError(f"{name!r} has shape {array.shape}; the configuration asks for {where.shape}")
+        if where.path not in self._partial:
+            wanted = self._shapes[where.path]
+            self._partial[where.path] = np.empty(wanted.shape, wanted.dtype)
+        fill(self._partial[where.path], where, array)
+        self._missing.remove(full)
+        self._waiting[where.path] -= 1
+        if not self._waiting[where.path]:
+            self._done[where.path] = self._place(where.path, self._partial.pop(where.path))
+
+    def finish(self) -> tuple[Model, Params]:
+        """Returns the model and its parameters, nested dicts of arrays.
+
+        Raises:
+          ValueError: tensors are missing; all are named.
+        """
+        if self._missing:
+            raise ValueError(f"the checkpoint lacks {len(self._missing)} tensors: {', '.join(sorted(self._missing))}")
+        params = jax.tree_util.tree_map_with_path(lambda path, _: self._done[_names(path)], self._tree)
+        return self._model, params
+
+    def _place(self, path: Path, leaf: np.ndarray) -> jax.Array:
+        sharding = self._sharding
+        if callable(sharding):
+            sharding = sharding(path, leaf.shape)
+        return jax.device_put(leaf, sharding)
+
+
+def _names(path: tuple[Any, ...]) -> Path:
+    return tuple(key.key for key in path)
