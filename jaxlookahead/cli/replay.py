@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,9 @@ from jaxlookahead.drafters.protocol import Drafter
 from jaxlookahead.replay.drafters import NAMED, drafter_factory
 from jaxlookahead.replay.report import plot, ratio_json, result_json, table
 from jaxlookahead.replay.run import ReplayResult, replay
-from jaxlookahead.replay.traces import TraceError, read_traces
+from jaxlookahead.replay.traces import read_traces
 
 PLOT_BUDGETS = (1, 2, 4, 8, 16, 32, 64)
-BAD_INPUT = 2
 
 
 def _positive(text: str) -> int:
@@ -25,15 +23,8 @@ def _positive(text: str) -> int:
     return number
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Adds the `replay` command."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="measure a drafter on recorded responses, without a model",
-        description="Replays recorded responses: the warm rows' responses are remembered first, then each "
-        "test row is drafted step by step and followed along its recorded response, which is remembered at "
-        "its end.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
     names = f"{', '.join(NAMED)}, or package.module:callable (default trie)"
     add = parser.add_argument
     add("traces", metavar="TRACES", help="JSON lines with name, task, split, prompt, response")
@@ -53,40 +44,33 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add("--json", action="store_true", help="print JSON instead of a table")
     add("--plot", metavar="FILE", help="draw tokens per call against budget, per task")
-    parser.set_defaults(run=run)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for bad input."""
-    try:
-        return _run(args)
-    except (TraceError, ValueError) as error:
-        return _fail(str(error))
+    """Runs the command.
 
+    Returns:
+      0.
 
-def _fail(message: str) -> int:
-    print(f"jaxlookahead replay: {message}", file=sys.stderr)
-    return BAD_INPUT
-
-
-def _run(args: argparse.Namespace) -> int:
+    Raises:
+      ValueError: the traces can't be used, an option has no meaning here, or the plot can't be written.
+    """
     drafters = {args.drafter: drafter_factory(args.drafter, mode=args.mode)}
     if args.against is not None:
         if args.against == args.drafter and args.mode is None:
-            return _fail(f"--against {args.against} is the drafter itself")
+            raise ValueError(f"--against {args.against} is the drafter itself")
         mode = args.mode if args.against.startswith("trie") and args.against != args.drafter else None
         name = args.against if args.against != args.drafter else f"{args.against} (default mode)"
         drafters[name] = drafter_factory(args.against, mode=mode)
     traces = read_traces(args.traces)
     if not any(row.split == "test" for row in traces):
-        return _fail(f"{args.traces} has no rows with split 'test'")
+        raise ValueError(f"{args.traces} has no rows with split 'test'")
     if args.fill and (args.cold or args.isolated or not any(row.split == "warm" for row in traces)):
-        return _fail("--fill varies the warm rows, which are missing or left out here")
+        raise ValueError("--fill varies the warm rows, which are missing or left out here")
     if args.plot is not None:
         problem = _plot_problem(args.plot)
         if problem:
-            return _fail(problem)
+            raise ValueError(problem)
 
     def measure(make: Callable[[], Drafter], budget: int) -> ReplayResult:
         return replay(
@@ -132,7 +116,7 @@ def _run(args: argparse.Namespace) -> int:
         try:
             plot(curves, args.plot, "tokens per call by budget")
         except OSError as error:
-            return _fail(f"can't write {args.plot}: {error.strerror or error}")
+            raise ValueError(f"can't write {args.plot}: {error.strerror or error}") from None
     return 0
 
 

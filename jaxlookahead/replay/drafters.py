@@ -9,17 +9,17 @@ from typing import Any
 
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
 from jaxlookahead.drafters.protocol import Drafter
+from jaxlookahead.drafters.registry import DRAFTERS
 from jaxlookahead.drafters.trie import TrieDrafter
 
 NAMED: dict[str, Callable[..., Drafter]] = {
-    "trie": TrieDrafter,
-    "trie-parallel": functools.partial(TrieDrafter, mode="parallel"),
-    "trie-single": functools.partial(TrieDrafter, mode="single"),
-    "trie-request-only": functools.partial(TrieDrafter, use_shared=False),
-    "trie-shared-only": functools.partial(TrieDrafter, use_request=False),
-    "prompt-lookup": PromptLookup,
-    "prompt-lookup-earliest": functools.partial(PromptLookup, match="earliest"),
-    "prompt-lookup-frequent": functools.partial(PromptLookup, match="most_frequent"),
+    **DRAFTERS,
+    "trie_parallel": functools.partial(TrieDrafter, mode="parallel"),
+    "trie_single": functools.partial(TrieDrafter, mode="single"),
+    "trie_request_only": functools.partial(TrieDrafter, use_shared=False),
+    "trie_shared_only": functools.partial(TrieDrafter, use_request=False),
+    "prompt_lookup_earliest": functools.partial(PromptLookup, match="earliest"),
+    "prompt_lookup_frequent": functools.partial(PromptLookup, match="most_frequent"),
 }
 
 
@@ -37,9 +37,7 @@ def drafter_factory(name: str, *, mode: str | None = None) -> Callable[[], Draft
     if make is None:
         module, _, attribute = name.partition(":")
         if not attribute:
-            raise ValueError(
-                f"unknown drafter {name!r}: use one of {', '.join(NAMED)}, or package.module:callable"
-            )
+            raise ValueError(f"unknown drafter {name!r}: use one of {', '.join(NAMED)}, or package.module:callable")
         try:
             make = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError, ValueError) as error:

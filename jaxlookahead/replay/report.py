@@ -71,9 +71,7 @@ def result_json(result: ReplayResult) -> dict[str, Any]:
 
 def ratio_json(result: ReplayResult, other: ReplayResult) -> dict[str, float]:
     """Tokens per call of `result` over those of `other`, per task and for the geometric mean."""
-    found = {
-        name: task.tokens_per_call / other.tasks[name].tokens_per_call for name, task in result.tasks.items()
-    }
+    found = {name: task.tokens_per_call / other.tasks[name].tokens_per_call for name, task in result.tasks.items()}
     found["geometric mean"] = result.geometric_mean / other.geometric_mean
     return found
 
@@ -129,9 +127,7 @@ def _calibration_line(total: TaskResult) -> str:
     return "estimated->accepted: " + "  ".join(cells) if cells else ""
 
 
-def plot(
-    curves: dict[str, dict[str, list[tuple[int, float]]]], path: str | os.PathLike[str], title: str = ""
-) -> None:
+def plot(curves: dict[str, dict[str, list[tuple[int, float]]]], path: str | os.PathLike[str], title: str = "") -> None:
     """Draws tokens per call against budget, one panel a task.
 
     Args:
