@@ -12,7 +12,7 @@ match, and `pointer` the position of that match's last token, or -1 where nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 from jaxlookahead.drafters.calibration import (
@@ -58,8 +58,10 @@ NAMES = ("request", "shared")
 
 # What the longest contexts leave over is given up once it is less than this share.
 CUT = 0.1
-# A candidate whose path probability is below `FLOOR / budget` is not worth a node, nor the time to rank it.
+# Below `FLOOR / budget`, and below `FLOOR_MOST`, only the likeliest candidate of a place is kept, for when there is
+# budget left over: ranking the rest takes more time than they are worth.
 FLOOR = 0.1
+FLOOR_MOST = 0.01
 
 
 class Texts(NamedTuple):
@@ -173,7 +175,7 @@ def sticks(texts: Texts, place: Place) -> list[tuple[int, int, int, int, list[tu
                 last = index.token_at(pointer)
                 unigram = texts.shared.find(texts.shared_root, last)
                 seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
-                rare = rarity_bucket(seen_count, texts.shared.position)
+                rare = rarity_bucket(seen_count, texts.shared.nodes[(texts.shared_root << SHIFT) + COUNT])
             bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
             bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
             found.append((length, source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)]))
@@ -307,12 +309,13 @@ def grow(
     shared_nodes, shared_text, ring = shared.nodes, shared.text, shared.text_capacity
     copy, context = calibration.copy, calibration.context
     tip = own.position - 1
-    shared_total = shared.position
+    shared_total = shared_nodes[(shared_root << SHIFT) + COUNT]
     find = shared.find
     move = mover(texts)
-    floor = FLOOR / budget
+    floor = min(FLOOR / budget, FLOOR_MOST)
     small = floor * 0.25
     heap: list[tuple[float, int, int, int, int, Place, Side]] = []
+    spare: list[tuple[float, int, int, int, int, Place, Side]] = []
     pushed = 0
     parent = -1
     depth = 1
@@ -466,19 +469,26 @@ def grow(
                     rest -= part
                     for token, share in predicted:
                         found[token] = found.get(token, 0.0) + part * share
+        above_floor = False
         if branch:
             for token, value in found.items():
                 if value >= floor:
                     pushed += 1
                     heappush(heap, (-value, pushed, token, parent, depth, place, side))
-        elif found:
+                    above_floor = True
+        if not above_floor and found:
             token = max(found, key=found.__getitem__)
+            pushed += 1
             if found[token] >= floor:
-                pushed += 1
                 heappush(heap, (-found[token], pushed, token, parent, depth, place, side))
+            else:
+                spare.append((-found[token], pushed, token, parent, depth, place, side))
         if parent < 0:
             branch = mode == "tree"
-        while heap:
+        while heap or spare:
+            if not heap:
+                heap, spare = spare, heap
+                heapify(heap)
             value, _, token, above, depth, place, side = heappop(heap)
             parent = len(tokens)
             tokens.append(token)
