@@ -18,13 +18,9 @@ def _sampling(draw):
         repetition_penalty=draw(st.sampled_from([1.0, 1.3, 0.8])),
         presence_penalty=draw(st.sampled_from([0.0, 0.5, -2.0])),
         frequency_penalty=draw(st.sampled_from([0.0, 0.25, -2.0])),
-        logit_bias=draw(
-            st.dictionaries(st.integers(0, V - 1), st.sampled_from([1.5, -2.0, -np.inf]), max_size=5)
-        ),
+        logit_bias=draw(st.dictionaries(st.integers(0, V - 1), st.sampled_from([1.5, -2.0, -np.inf]), max_size=5)),
         banned_tokens=tuple(draw(st.lists(_token, max_size=2))),
-        banned_sequences=tuple(
-            draw(st.lists(st.lists(_token, min_size=1, max_size=4).map(tuple), max_size=3))
-        ),
+        banned_sequences=tuple(draw(st.lists(st.lists(_token, min_size=1, max_size=4).map(tuple), max_size=3))),
         no_repeat_ngram=draw(st.integers(0, 5)),
         min_new_tokens=draw(st.integers(0, 6)),
         forced_tokens=draw(st.dictionaries(st.integers(0, 8), _token, max_size=3)),
@@ -131,9 +127,7 @@ def test_users_processor_sees_the_history_and_runs_before_temperature():
 
 def test_users_processor_must_keep_the_shape():
     with pytest.raises(ValueError, match=r"returned shape \(1, 23\), it must return \(1, 24\)"):
-        processed(
-            Sampling(), [1], [], np.zeros(V), processors=(lambda history, length, logits: logits[:, 1:],)
-        )
+        processed(Sampling(), [1], [], np.zeros(V), processors=(lambda history, length, logits: logits[:, 1:],))
 
 
 def test_wrong_vocabulary_is_refused():
