@@ -11,7 +11,7 @@ match, and `pointer` the position of that match's last token, or -1 where nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple
 
@@ -152,48 +152,59 @@ def mover(texts: Texts) -> Callable[[Place, int], Place]:
     return move
 
 
-def sticks(texts: Texts, place: Place) -> list[tuple[int, int, int, int, list[tuple[int, int]]]]:
-    """All predictions at a place, longest context first.
+Stick = tuple[int, int, int, int, list[tuple[int, int]]]
 
-    Returns:
-      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the
-      place of its weight in the calibration, and `count / total` the share of each token.
-    """
-    found = []
-    for source in (0, 1):
-        index = texts.own if source == 0 else texts.shared
-        node, length, pointer = place[3 * source : 3 * source + 3]
-        nodes = index.nodes
-        tip = index.position - 1 if source == 0 else -2
-        seen = -1
-        if pointer >= 0 and length > 0:
-            at = node << SHIFT
-            count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
-            leaf = not nodes[at + FIRST]
-            rare = 0
-            if length <= 3:
-                last = index.token_at(pointer)
-                unigram = texts.shared.find(texts.shared_root, last)
-                seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
-                rare = rarity_bucket(seen_count, texts.shared.nodes[(texts.shared_root << SHIFT) + COUNT])
-            bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
-            bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
-            found.append((length, source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)]))
-            if leaf:
-                seen = count
-                node = nodes[at + LINK]
-        while nodes[(node << SHIFT) + DEPTH]:
-            at = node << SHIFT
-            count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
-            if count > 0 and count != seen and nodes[at + FIRST]:
-                ranked = [(nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT]) for c in nodes[at + TOP : at + STRIDE] if c]
-                if ranked:
-                    bucket = _context_bucket(source, nodes[at + DEPTH], count, ranked[0][1])
-                    found.append((nodes[at + DEPTH], source, 1, bucket, count, ranked))
-                    seen = count
+
+def _source_sticks(texts: Texts, source: int, place: tuple[int, int, int]) -> Iterator[tuple[int, Stick]]:
+    """The predictions of one text with the length of their context, longest first."""
+    index = texts.own if source == 0 else texts.shared
+    node, length, pointer = place
+    nodes = index.nodes
+    tip = index.position - 1 if source == 0 else -2
+    seen = -1
+    if pointer >= 0 and length > 0:
+        at = node << SHIFT
+        count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
+        leaf = not nodes[at + FIRST]
+        rare = 0
+        if length <= 3:
+            unigram = texts.shared.find(texts.shared_root, index.token_at(pointer))
+            seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
+            rare = rarity_bucket(seen_count, texts.shared.nodes[(texts.shared_root << SHIFT) + COUNT])
+        bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
+        bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
+        yield length, (source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)])
+        if leaf:
+            seen = count
             node = nodes[at + LINK]
-    found.sort(key=lambda stick: (-stick[0], stick[1]))
-    return [stick[1:] for stick in found]
+    while nodes[(node << SHIFT) + DEPTH]:
+        at = node << SHIFT
+        count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
+        if count > 0 and count != seen and nodes[at + TOP]:
+            ranked = [(nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT]) for c in nodes[at + TOP : at + STRIDE] if c]
+            length = nodes[at + DEPTH]
+            yield length, (source, 1, _context_bucket(source, length, count, ranked[0][1]), count, ranked)
+            seen = count
+        node = nodes[at + LINK]
+
+
+def sticks(texts: Texts, place: Place) -> Iterator[Stick]:
+    """All predictions at a place, longest context first, the request's own before shared ones of the same length.
+
+    Yields:
+      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the place
+      of its weight in the calibration, and `count / total` the share of each token.
+    """
+    own = _source_sticks(texts, 0, place[:3])
+    shared = _source_sticks(texts, 1, place[3:])
+    mine, theirs = next(own, None), next(shared, None)
+    while mine is not None or theirs is not None:
+        if theirs is None or (mine is not None and mine[0] >= theirs[0]):
+            yield mine[1]
+            mine = next(own, None)
+        else:
+            yield theirs[1]
+            theirs = next(shared, None)
 
 
 def _context_bucket(source: int, depth: int, count: int, top: int) -> int:
@@ -247,7 +258,9 @@ def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Par
         share = next((count / total for other, count in ranked if other == token), 0.0)
         parts.append((NAMES[source], weights, seen, bucket, rest * weights[bucket] * share))
         rest *= 1.0 - weights[bucket]
-    if texts.extras:
+        if rest < CUT:
+            break
+    if texts.extras and rest >= CUT:
         ask(False)
     return parts, rest, (right[0], right[1])
 
