@@ -1,1 +1,22 @@
 """Sources of draft trees. All run on the host, in plain Python and numpy."""
+
+from jaxlookahead.drafters.persistence import TrieFileError, tokenizer_fingerprint
+from jaxlookahead.drafters.prompt_lookup import PromptLookup
+from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
+from jaxlookahead.drafters.sources import GuessPool, OutsideDrafter, OutsideSource, Source, SuccessorTable
+from jaxlookahead.drafters.trie import TrieDrafter
+
+__all__ = [
+    "Draft",
+    "Drafter",
+    "DrafterBase",
+    "GuessPool",
+    "OutsideDrafter",
+    "OutsideSource",
+    "PromptLookup",
+    "Source",
+    "SuccessorTable",
+    "TrieDrafter",
+    "TrieFileError",
+    "tokenizer_fingerprint",
+]

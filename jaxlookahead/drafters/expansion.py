@@ -11,8 +11,8 @@ match, and `pointer` the position of that match's last token, or -1 where nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from heapq import heappop, heappush
+from collections.abc import Callable, Collection, Iterator
+from heapq import heapify, heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 from jaxlookahead.drafters.calibration import (
@@ -58,8 +58,10 @@ NAMES = ("request", "shared")
 
 # What the longest contexts leave over is given up once it is less than this share.
 CUT = 0.1
-# A candidate whose path probability is below `FLOOR / budget` is not worth a node, nor the time to rank it.
+# Below `FLOOR / budget`, and below `FLOOR_MOST`, only the likeliest candidate of a place is kept, for when there is
+# budget left over: ranking the rest takes more time than they are worth.
 FLOOR = 0.1
+FLOOR_MOST = 0.01
 
 
 class Texts(NamedTuple):
@@ -150,48 +152,59 @@ def mover(texts: Texts) -> Callable[[Place, int], Place]:
     return move
 
 
-def sticks(texts: Texts, place: Place) -> list[tuple[int, int, int, int, list[tuple[int, int]]]]:
-    """All predictions at a place, longest context first.
+Stick = tuple[int, int, int, int, list[tuple[int, int]]]
 
-    Returns:
-      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the
-      place of its weight in the calibration, and `count / total` the share of each token.
-    """
-    found = []
-    for source in (0, 1):
-        index = texts.own if source == 0 else texts.shared
-        node, length, pointer = place[3 * source : 3 * source + 3]
-        nodes = index.nodes
-        tip = index.position - 1 if source == 0 else -2
-        seen = -1
-        if pointer >= 0 and length > 0:
-            at = node << SHIFT
-            count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
-            leaf = not nodes[at + FIRST]
-            rare = 0
-            if length <= 3:
-                last = index.token_at(pointer)
-                unigram = texts.shared.find(texts.shared_root, last)
-                seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
-                rare = rarity_bucket(seen_count, texts.shared.position)
-            bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
-            bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
-            found.append((length, source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)]))
-            if leaf:
-                seen = count
-                node = nodes[at + LINK]
-        while nodes[(node << SHIFT) + DEPTH]:
-            at = node << SHIFT
-            count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
-            if count > 0 and count != seen and nodes[at + FIRST]:
-                ranked = [(nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT]) for c in nodes[at + TOP : at + STRIDE] if c]
-                if ranked:
-                    bucket = _context_bucket(source, nodes[at + DEPTH], count, ranked[0][1])
-                    found.append((nodes[at + DEPTH], source, 1, bucket, count, ranked))
-                    seen = count
+
+def _source_sticks(texts: Texts, source: int, place: tuple[int, int, int]) -> Iterator[tuple[int, Stick]]:
+    """The predictions of one text with the length of their context, longest first."""
+    index = texts.own if source == 0 else texts.shared
+    node, length, pointer = place
+    nodes = index.nodes
+    tip = index.position - 1 if source == 0 else -2
+    seen = -1
+    if pointer >= 0 and length > 0:
+        at = node << SHIFT
+        count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
+        leaf = not nodes[at + FIRST]
+        rare = 0
+        if length <= 3:
+            unigram = texts.shared.find(texts.shared_root, index.token_at(pointer))
+            seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
+            rare = rarity_bucket(seen_count, texts.shared.nodes[(texts.shared_root << SHIFT) + COUNT])
+        bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
+        bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
+        yield length, (source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)])
+        if leaf:
+            seen = count
             node = nodes[at + LINK]
-    found.sort(key=lambda stick: (-stick[0], stick[1]))
-    return [stick[1:] for stick in found]
+    while nodes[(node << SHIFT) + DEPTH]:
+        at = node << SHIFT
+        count = nodes[at + COUNT] - (nodes[at + LAST] == tip)
+        if count > 0 and count != seen and nodes[at + TOP]:
+            ranked = [(nodes[c << SHIFT], nodes[(c << SHIFT) + COUNT]) for c in nodes[at + TOP : at + STRIDE] if c]
+            length = nodes[at + DEPTH]
+            yield length, (source, 1, _context_bucket(source, length, count, ranked[0][1]), count, ranked)
+            seen = count
+        node = nodes[at + LINK]
+
+
+def sticks(texts: Texts, place: Place) -> Iterator[Stick]:
+    """All predictions at a place, longest context first, the request's own before shared ones of the same length.
+
+    Yields:
+      `(source, kind, index, total, [(token, count), ...])`: `kind` 0 is a copy and 1 a context, `index` the place
+      of its weight in the calibration, and `count / total` the share of each token.
+    """
+    own = _source_sticks(texts, 0, place[:3])
+    shared = _source_sticks(texts, 1, place[3:])
+    mine, theirs = next(own, None), next(shared, None)
+    while mine is not None or theirs is not None:
+        if theirs is None or (mine is not None and mine[0] >= theirs[0]):
+            yield mine[1]
+            mine = next(own, None)
+        else:
+            yield theirs[1]
+            theirs = next(shared, None)
 
 
 def _context_bucket(source: int, depth: int, count: int, top: int) -> int:
@@ -245,7 +258,9 @@ def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Par
         share = next((count / total for other, count in ranked if other == token), 0.0)
         parts.append((NAMES[source], weights, seen, bucket, rest * weights[bucket] * share))
         rest *= 1.0 - weights[bucket]
-    if texts.extras:
+        if rest < CUT:
+            break
+    if texts.extras and rest >= CUT:
         ask(False)
     return parts, rest, (right[0], right[1])
 
@@ -307,12 +322,13 @@ def grow(
     shared_nodes, shared_text, ring = shared.nodes, shared.text, shared.text_capacity
     copy, context = calibration.copy, calibration.context
     tip = own.position - 1
-    shared_total = shared.position
+    shared_total = shared_nodes[(shared_root << SHIFT) + COUNT]
     find = shared.find
     move = mover(texts)
-    floor = FLOOR / budget
+    floor = min(FLOOR / budget, FLOOR_MOST)
     small = floor * 0.25
     heap: list[tuple[float, int, int, int, int, Place, Side]] = []
+    spare: list[tuple[float, int, int, int, int, Place, Side]] = []
     pushed = 0
     parent = -1
     depth = 1
@@ -466,19 +482,26 @@ def grow(
                     rest -= part
                     for token, share in predicted:
                         found[token] = found.get(token, 0.0) + part * share
+        above_floor = False
         if branch:
             for token, value in found.items():
                 if value >= floor:
                     pushed += 1
                     heappush(heap, (-value, pushed, token, parent, depth, place, side))
-        elif found:
+                    above_floor = True
+        if not above_floor and found:
             token = max(found, key=found.__getitem__)
+            pushed += 1
             if found[token] >= floor:
-                pushed += 1
                 heappush(heap, (-found[token], pushed, token, parent, depth, place, side))
+            else:
+                spare.append((-found[token], pushed, token, parent, depth, place, side))
         if parent < 0:
             branch = mode == "tree"
-        while heap:
+        while heap or spare:
+            if not heap:
+                heap, spare = spare, heap
+                heapify(heap)
             value, _, token, above, depth, place, side = heappop(heap)
             parent = len(tokens)
             tokens.append(token)

@@ -313,6 +313,7 @@ def _check(
     limit = MAX_TOKEN if vocab_size is None else vocab_size
     _require((((text >= GONE) & (text < limit)) | (text == END)).all(), f"holds token ids outside [0, {limit})")
     _require(((earlier >= -1) & (earlier < np.arange(len(text)))).all(), "has positions out of range")
+    _require((count[:roots] >= 0).all(), "has counts out of range")
     token, up, seen, at, suffix = (column[roots:] for column in (token, parent, count, last, link))
     _require((((token >= 0) & (token < limit)) | (token == END)).all(), f"holds token ids outside [0, {limit})")
     own = np.arange(roots, size)
@@ -347,6 +348,7 @@ def _records(columns: list[np.ndarray], roots: int) -> np.ndarray:
     up = parent[roots:]
     for _ in range(32):
         level[roots:] = level[up] + 1
+    records[1 : roots + 1, COUNT] = count[:roots]
     below = records[roots + 1 :]
     below[:, TOKEN] = token[roots:]
     below[:, PARENT] = up + 1

@@ -76,6 +76,7 @@ def remove_document(index: SuffixIndex, root: int, start: int, stop: int, ends: 
                 nodes[at + LAST] = GONE
         if children:
             parents[node] = None
+    nodes[(root << SHIFT) + COUNT] -= len(tokens)
     for position in range(start, stop):
         if position >= index.position - index.text_capacity:
             index.text[position % index.text_capacity] = GONE

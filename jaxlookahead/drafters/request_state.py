@@ -7,8 +7,10 @@ from typing import Any
 
 from jaxlookahead.drafters.calibration import MAX_MATCH, Calibration, success_bucket
 from jaxlookahead.drafters.expansion import Place, Side, Texts, estimate, learn, match_length, mover, step
-from jaxlookahead.drafters.suffix_index import COUNT, DEPTH, END, FIRST, LAST, LINK, SHIFT, SuffixIndex
+from jaxlookahead.drafters.suffix_index import DEPTH, END, FIRST, LAST, LINK, SHIFT, SuffixIndex
 
+# Tokens looked back at to find a place anew.
+WINDOW = 24
 # How fast a request's rate of right copies follows what happens.
 RATE = 0.15
 
@@ -53,26 +55,12 @@ class RequestState:
         """Where the request stands in both texts."""
         version = (texts.shared.version, texts.shared_root)
         if self._place is None or self._version != version:
-            newest = self.index.text[-self.index.depth :]
-            node = texts.shared.match(texts.shared_root, newest)
-            self._place = (*self._own(texts), *_shared(texts, self.index, node))
+            self._place = (*self._own(texts), *search(texts.shared, texts.shared_root, self.index.text))
             self._version = version
         return self._place
 
     def _follow(self, texts: Texts, place: Place, token: int) -> Place:
-        shared, root = texts.shared, texts.shared_root
-        node, length, pointer = place[3:]
-        while True:
-            child = shared.find(node, token)
-            if child or node == root:
-                break
-            node = shared.nodes[(node << SHIFT) + LINK]
-        node = child or root
-        if pointer >= 0 and shared.token_at(pointer + 1) == token:
-            following = shared.token_at(pointer + 2)
-            if 0 <= following != END:
-                return (*self._own(texts, place), node, min(length + 1, MAX_MATCH), pointer + 1)
-        return (*self._own(texts, place), *_shared(texts, self.index, node))
+        return (*self._own(texts, place), *_step(texts.shared, texts.shared_root, place[3:], token))
 
     def _own(self, texts: Texts, before: Place | None = None) -> tuple[int, int, int]:
         own = self.index
@@ -88,16 +76,33 @@ class RequestState:
         return (self.live[-1], length, pointer if length else -1)
 
 
-def _shared(texts: Texts, own: SuffixIndex, node: int) -> tuple[int, int, int]:
-    shared = texts.shared
-    at = node << SHIFT
-    length = shared.nodes[at + DEPTH]
-    if length and not shared.nodes[at + FIRST]:
-        pointer = shared.nodes[at + LAST]
-        following = shared.token_at(pointer + 1) if pointer >= 0 else END
-        if 0 <= following != END:
-            return (node, max(length, match_length(shared, pointer, own)), pointer)
-    return (node, length, -1)
+def search(shared: SuffixIndex, root: int, text: Sequence[int]) -> tuple[int, int, int]:
+    """Where the end of `text` is found below a root: the node, length and pointer of a place."""
+    found = (root, 0, -1)
+    for token in text[-WINDOW:]:
+        found = _step(shared, root, found, token)
+    return found
+
+
+def _step(shared: SuffixIndex, root: int, found: tuple[int, int, int], token: int) -> tuple[int, int, int]:
+    node, length, pointer = found
+    while True:
+        child = shared.find(node, token)
+        if child or node == root:
+            break
+        node = shared.nodes[(node << SHIFT) + LINK]
+    node = child or root
+    # A string that has occurred once has no node, so a copy is followed in the text.
+    if pointer >= 0 and shared.token_at(pointer + 1) == token:
+        pointer += 1
+        length = min(length + 1, MAX_MATCH)
+    else:
+        at = node << SHIFT
+        length = shared.nodes[at + DEPTH]
+        pointer = shared.nodes[at + LAST] if length and not shared.nodes[at + FIRST] else -1
+    if pointer >= 0 and not 0 <= shared.token_at(pointer + 1) < END:
+        pointer = -1
+    return node, length, pointer
 
 
 class ParentText:
@@ -120,17 +125,8 @@ class ParentText:
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
     ) -> Any:
-        shared = self._texts.shared
-        node = shared.match(self._texts.shared_root, text[-shared.depth :])
-        at = node << SHIFT
-        length = shared.nodes[at + DEPTH]
-        pointer = -1
-        if length and not shared.nodes[at + FIRST] and shared.nodes[at + COUNT]:
-            pointer = shared.nodes[at + LAST]
-            following = shared.token_at(pointer + 1) if pointer >= 0 else END
-            if following < 0 or following == END:
-                pointer = -1
-        return (self._texts.own_root, 0, -1, node, length, pointer)
+        found = search(self._texts.shared, self._texts.shared_root, text)
+        return (self._texts.own_root, 0, -1, *found)
 
     def predict(self, state: Any) -> Sequence[tuple[int, float]]:
         found = estimate(self._texts, state)

@@ -78,6 +78,8 @@ class SuffixIndex:
 
     def new_root(self) -> int:
         """Opens a separate body of text and returns its node."""
+        if self.max_nodes is not None and self.used >= self.max_nodes:
+            self.make_room(len(self.nodes) >> SHIFT)
         return self._allocate((0,) * STRIDE)
 
     def drop_root(self, root: int) -> None:
@@ -117,6 +119,7 @@ class SuffixIndex:
         shards = self.shards
         depth = self.depth
         position = self._append(token)
+        nodes[(root << SHIFT) + COUNT] += 1
         link = root
         fresh: list[int] = []
         back = -1
@@ -255,7 +258,10 @@ class SuffixIndex:
             self._rank(node << SHIFT, child, 1, follower_position)
 
     def _add(self, shard: dict[int, int], key: int, parent: int, token: int, last: int, link: int, level: int) -> int:
+        # Counted first, so that making room leaves the link's target alone.
+        self.nodes[(link << SHIFT) + REFS] += 1
         if self.max_nodes is not None and self.used >= self.max_nodes and not self.make_room():
+            self.nodes[(link << SHIFT) + REFS] -= 1
             return 0
         first = self.nodes[(parent << SHIFT) + FIRST]
         child = self._allocate((token, parent, 1, last, link, 0, first, 0, level, 0, 0, 0, 0, 0, 0, 0))
@@ -263,7 +269,6 @@ class SuffixIndex:
         if first:
             nodes[(first << SHIFT) + PREV] = child
         nodes[(parent << SHIFT) + FIRST] = child
-        nodes[(link << SHIFT) + REFS] += 1
         shard[key] = child
         return child
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Collection, Hashable, Iterable, Sequence
@@ -230,9 +231,13 @@ class TrieDrafter(DrafterBase):
         The result is as if all documents whose text is still held had been put into one memory, those that
         are oldest within their own memory first.
         """
-        merged = merge_memories([self.memory, *(other.memory for other in others)])
-        with self._writing, self._lock:
-            self.memory.replace(merged)
+        drafters = (self, *others)
+        with contextlib.ExitStack() as held:
+            # In one order everywhere, so that two merges can't wait for each other.
+            for drafter in sorted(dict.fromkeys(drafters), key=id):
+                held.enter_context(drafter._writing)
+                held.enter_context(drafter._lock)
+            self.memory.replace(merge_memories([drafter.memory for drafter in drafters]))
 
     def stats(self) -> dict[str, Any]:
         """Sizes of shared memory: `nodes`, `max_nodes`, `tokens`, `documents`, `namespaces`, `bytes`."""
