@@ -1,8 +1,8 @@
 """Parts of the built-in decoder: norms, projections, the embedding, as Flax nnx modules.
 
-Weights have one of two layouts. The plain one is `[out, in]`. The blocked one is `[out / block, in, block]`: XLA's products
-on CPU then read memory in the order in which it lies, one product a block, which for 4 to 32 tokens takes half to two
-thirds of the time.
+Weights have one of two layouts. The plain one is `[out, in]`. The blocked one is `[out / block, in, block]`: XLA's
+products on CPU then read memory in the order in which it lies, one product a block, which for 4 to 32 tokens takes half
+to two thirds of the time.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Projection(nnx.Module):
 class Embedding(nnx.Module):
     """Token vectors, and the output projection of logits.
 
-    In the plain layout there is one parameter, `weight` `[V, E]`. In the blocked layout the vocabulary is cut into parts,
-    `part_0`, `part_1`, ..., each `[BLOCKS_AT_ONCE, E, block]` but the last, which holds the rest and rows of zeros that
-    fill its last block.
+    In the plain layout there is one parameter, `weight` `[V, E]`. In the blocked layout the vocabulary is cut into
+    parts, `part_0`, `part_1`, ..., each `[BLOCKS_AT_ONCE, E, block]` but the last, which holds the rest and rows of
+    zeros that fill its last block.
 
     Args:
       vocab_size: `V`.
