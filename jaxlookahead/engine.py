@@ -76,7 +76,9 @@ def _float_bits(x: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=16)
-def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: Constraint | None = None) -> Compiled:
+def compiled(
+    model: Model, platform: str, processors: tuple[Processor, ...] = (), constraint: Constraint | None = None
+) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
 
