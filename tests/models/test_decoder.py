@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jaxlookahead.models import layers
+from jaxlookahead.models import dummy, layers
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.decoder import Decoder, write
-from jaxlookahead.models.dummy import TINY, tiny_decoder
+from jaxlookahead.models.dummy import TINY
 from jaxlookahead.models.flax_nnx import from_nnx, to_nnx
 from jaxlookahead.models.rope import RopeConfig
 
-from .conftest import causal, dense, one_by_one, run
+from .conftest import causal, dense, one_by_one, run, tiny_decoder
 
 YARN = RopeConfig(kind="yarn", factor=4.0, original_length=16)
 VARIANTS = {
@@ -111,8 +111,8 @@ def test_blocked_layout_equals_plain(count):
 def test_weights_of_several_parts(monkeypatch):
     monkeypatch.setattr(layers, "PROJECTION_BLOCKS", 3)
     monkeypatch.setattr(layers, "VOCABULARY_BLOCKS", 2)
-    plain, params = tiny_decoder(tied=True, vocab_size=90)
-    blocked, template = tiny_decoder(tied=True, vocab_size=90, block=16)
+    plain, params = dummy.tiny_decoder(tied=True, vocab_size=90)
+    blocked, template = dummy.tiny_decoder(tied=True, vocab_size=90, block=16)
     assert len(template["embed"]) == 3 and len(template["layer_0"]["mlp"]["gate_up"]) == 3
     tokens = np.arange(90)[None]
     moved = to_blocks(params, template)
@@ -238,12 +238,13 @@ def test_trains_as_an_nnx_module():
         optimizer.update(module, gradients)
         return value
 
-    values = [float(step(module, optimizer)) for _ in range(8)]
-    assert values[-1] < 0.5 * values[0]
+    values = [float(step(module, optimizer)) for _ in range(20)]
+    assert values[-1] < 0.1 * values[0]
     again, trained = from_nnx(module)
     assert again == model and hash(again) == hash(model)
-    logits, _ = dense(again, trained, np.asarray(tokens))
-    assert np.all(logits[0, :-1].argmax(-1) == np.asarray(tokens)[0, 1:])
+    logits, _ = again.forward(trained, tokens, positions, mask, again.init_cache(1, 8), 0)
+    expected, _ = module(tokens, positions, mask, module.init_cache(1, 8), 0)
+    np.testing.assert_array_equal(logits, expected)
 
 
 @pytest.mark.parametrize("field", ["block", "qk_norm", "windows", "dtype"])
@@ -298,10 +299,11 @@ def test_tiny_decoder_is_lively():
     """Greedy decoding neither repeats one token nor meets near ties."""
     for seed in range(2):
         model, params = tiny_decoder(seed)
-        tokens, cache, margins = [5], model.init_cache(1, 48), []
-        for t in range(40):
-            logits, cache = run(model, params, [[tokens[-1]]], [[t]], causal(1, 1, 48, t), cache, t)
+        tokens, cache, margins = tokens_of(1, 6, seed=seed)[0].tolist(), model.init_cache(1, 48), []
+        for t in range(46):
+            logits, cache = run(model, params, [[tokens[t]]], [[t]], causal(1, 1, 48, t), cache, t)
             second, first = np.sort(logits[0, 0])[-2:]
-            margins.append(first - second)
-            tokens.append(int(logits[0, 0].argmax()))
-        assert len(set(tokens)) > 15 and min(margins) > 1e-3
+            if t >= 5:
+                margins.append(first - second)
+                tokens.append(int(logits[0, 0].argmax()))
+        assert len(set(tokens[6:])) > 15 and min(margins) > 1e-3
