@@ -58,6 +58,10 @@ NAMES = ("request", "shared")
 
 # What the longest contexts leave over is given up once it is less than this share.
 CUT = 0.1
+# Learning looks further, or the longest contexts would take the credit of shorter ones.
+LEARN_CUT = 0.005
+# The probability, of what all predictions leave over, of any one token.
+UNKNOWN = 0.002
 # Below `FLOOR / budget`, and below `FLOOR_MOST`, only the likeliest candidate of a place is kept, for when there is
 # budget left over: ranking the rest takes more time than they are worth.
 FLOOR = 0.1
@@ -258,7 +262,7 @@ def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Par
         share = next((count / total for other, count in ranked if other == token), 0.0)
         parts.append((NAMES[source], weights, seen, bucket, rest * weights[bucket] * share))
         rest *= 1.0 - weights[bucket]
-        if rest < CUT:
+        if rest < LEARN_CUT:
             break
     if texts.extras and rest >= CUT:
         ask(False)
@@ -272,7 +276,7 @@ def learn(texts: Texts, place: Place, side: Side, token: int) -> tuple[int, int]
       for own and shared text: 1 where its first prediction was right, 0 where wrong, -1 where it had none.
     """
     parts, rest, right = _parts(texts, place, side, token)
-    texts.calibration.learn([part[1:] for part in parts], rest * 1e-4)
+    texts.calibration.learn([part[1:] for part in parts], rest * UNKNOWN)
     return right
 
 

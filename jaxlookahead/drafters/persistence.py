@@ -1,10 +1,10 @@
 """Files of shared memory: plain arrays behind a checked header.
 
-Layout: 16 bytes of magic, the format version and the header's length (little-endian uint32 and uint64), the
-header (JSON, UTF-8), its SHA-256, then the arrays one after the other. The header names each array's dtype,
-length and SHA-256, so a file is read whole or not at all. Nothing in a file is ever executed or unpickled,
-and what could lead the drafter astray (parents, links, positions) is checked against what a suffix index can
-hold; what can be computed (ranks, siblings, edges) is not stored.
+Layout: 16 bytes of magic, the format version and the header's length (little-endian uint32 and uint64), the header
+(JSON, UTF-8), its SHA-256, then the arrays one after the other. The header names each array's dtype, length and
+SHA-256, so a file is read whole or not at all. Nothing in a file is ever executed or unpickled, and what could lead
+the drafter astray (parents, links, positions, ranks) is checked against what a suffix index can hold; what can be
+computed (siblings, edges, references) is not stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxlookahead.drafters.calibration import CONTEXTS, COPIES, Calibration
+from jaxlookahead.drafters.calibration import BINS, CONTEXTS, COPIES, Calibration
 from jaxlookahead.drafters.memory import Document, Memory
 from jaxlookahead.drafters.suffix_index import (
     COUNT,
@@ -109,6 +109,10 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
     text = np.frombuffer(index.text, np.int32)[held] if len(held) else np.zeros(0, np.int32)
     earlier = np.frombuffer(index.earlier, np.int32)[held] if len(held) else np.zeros(0, np.int32)
     kept = nodes[order]
+    ranks = np.full(len(nodes), -1, np.int64)
+    for rank in range(RANKED):
+        ranks[nodes[order, TOP + rank]] = rank
+    ranks[0] = -1
     names = {namespace: i for i, (namespace, _) in enumerate(roots)}
     documents = [d for d in memory.documents.values() if d.start >= oldest]
     spans = [(names[d.namespace], d.start - oldest, d.stop - oldest) for d in documents]
@@ -120,6 +124,7 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
         "count": kept[:, COUNT],
         "last": np.maximum(kept[:, LAST] - oldest, -1),
         "link": np.where(kept[:, DEPTH] > 0, number[kept[:, LINK]], -1),
+        "rank": ranks[order],
         "spans": np.array(spans, np.int64).reshape(-1),
     }
     calibrations = []
@@ -127,7 +132,8 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
         if namespace in names:
             i = len(calibrations)
             extra = {name: [w[0], n[0]] for name, (w, n) in calibration.extra.items()}
-            calibrations.append({"namespace": names[namespace], "extra": extra})
+            row = {"namespace": names[namespace], "extra": extra}
+            calibrations.append(row | {"estimated": calibration.estimated, "accepted": calibration.accepted})
             for kind in _WEIGHTS:
                 arrays[f"{kind}/{i}"] = np.array(getattr(calibration, kind), np.float64)
                 arrays[f"{kind}_seen/{i}"] = np.array(getattr(calibration, kind + "_seen"), np.int64)
@@ -247,7 +253,7 @@ def _unpack(
     namespaces = [_decode(name) for name in header["namespaces"]]
     _require(len(set(namespaces)) == len(namespaces), "names a namespace twice")
     text, earlier = arrays["text"], arrays["earlier"]
-    columns = [arrays[name] for name in ("token", "parent", "count", "last", "link")]
+    columns = [arrays[name] for name in ("token", "parent", "count", "last", "link", "rank")]
     _check(text, earlier, columns, len(namespaces), depth, vocab_size)
     size = len(columns[0])
     need = max(size, len(text))
@@ -276,19 +282,24 @@ def _unpack(
         memory.record(Document(namespaces[name], _decode(key), start, stop))
     memory.inserted = int(header["inserted"])
     for i, row in enumerate(header["calibrations"]):
-        memory.calibrations[namespaces[row["namespace"]]] = _calibration(arrays, i, row["extra"])
+        memory.calibrations[namespaces[row["namespace"]]] = _calibration(arrays, i, row)
     return memory
 
 
-def _calibration(arrays: dict[str, np.ndarray], i: int, extra: dict[str, list[float]]) -> Calibration:
+def _calibration(arrays: dict[str, np.ndarray], i: int, row: dict[str, Any]) -> Calibration:
     calibration = Calibration()
+    bins = np.array([row["estimated"], row["accepted"]], np.float64)
+    _require(bins.shape == (2, BINS + 1) and np.isfinite(bins).all(), "has wrong weights")
+    _require((bins[0] > 1e-6).all() and (bins[1] >= 0).all(), "has wrong weights")
+    calibration.estimated, calibration.accepted = bins.tolist()
+    calibration.settle()
     for kind, length in _WEIGHTS.items():
         weights, seen = arrays[f"{kind}/{i}"], arrays[f"{kind}_seen/{i}"]
         fits = len(weights) == len(seen) == length and weights.dtype.kind == "f" and seen.dtype.kind == "i"
         _require(fits and bool(((weights >= 0) & (weights <= 1)).all()) and (seen >= 0).all(), "has wrong weights")
         setattr(calibration, kind, weights.tolist())
         setattr(calibration, kind + "_seen", seen.tolist())
-    for name, (weight, seen_count) in extra.items():
+    for name, (weight, seen_count) in row["extra"].items():
         _require(0 <= weight <= 1 and seen_count >= 0, "has wrong weights")
         calibration.extra[name] = ([float(weight)], [int(seen_count)])
     return calibration
@@ -303,7 +314,7 @@ def _check(
     vocab_size: int | None,
 ) -> None:
     """Checks that the arrays are those of a suffix index."""
-    token, parent, count, last, link = (column.astype(np.int64) for column in columns)
+    token, parent, count, last, link, rank = (column.astype(np.int64) for column in columns)
     size = len(token)
     same = all(len(column) == size for column in columns) and len(text) == len(earlier)
     _require(
@@ -332,6 +343,12 @@ def _check(
     all_token = np.concatenate([np.full(roots, -1), token])
     _require((all_token[below] == token[deep]).all() and (link[up[deep]] == parent[below]).all(), "has wrong links")
     _require(len(np.unique(up * FACTOR + token)) == len(up), "holds a context twice")
+    ranked = rank[roots:] >= 0
+    fit = (rank < RANKED).all() and (rank[:roots] == -1).all() and deep[ranked].all() and (token[ranked] != END).all()
+    places = np.sort(up[ranked] * RANKED + rank[roots:][ranked])
+    # Distinct, and none without the one before it.
+    whole = np.isin(places[places % RANKED > 0] - 1, places).all() and len(np.unique(places)) == len(places)
+    _require(fit and whole and (rank >= -1).all(), "has wrong ranks")
 
 
 def _keys(columns: list[np.ndarray]) -> np.ndarray:
@@ -340,7 +357,7 @@ def _keys(columns: list[np.ndarray]) -> np.ndarray:
 
 def _records(columns: list[np.ndarray], roots: int) -> np.ndarray:
     """Node records, with everything that can be computed; node 0 stays unused, so numbers rise by one."""
-    token, parent, count, last, link = (column.astype(np.int64) for column in columns)
+    token, parent, count, last, link, rank = (column.astype(np.int64) for column in columns)
     size = len(token)
     records = np.zeros((size + 1, STRIDE), np.int32)
     level = np.zeros(size, np.int64)
@@ -365,11 +382,6 @@ def _records(columns: list[np.ndarray], roots: int) -> np.ndarray:
         records[family[first] + 1, FIRST] = node[first]
         records[node[:-1][~first[1:]], NEXT] = node[1:][~first[1:]]
         records[node[1:][~first[1:]], PREV] = node[:-1][~first[1:]]
-        ranked = np.flatnonzero((token[roots:] != END) & (level[roots:] > 1))
-        order = ranked[np.lexsort((-last[roots:][ranked], -count[roots:][ranked], up[ranked]))]
-        family = up[order]
-        starts = np.r_[True, family[1:] != family[:-1]] if len(order) else np.zeros(0, bool)
-        rank = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-        top = rank < RANKED
-        records[family[top] + 1, TOP + rank[top]] = own[roots:][order][top] + 1
+        ranked = np.flatnonzero(rank >= 0)
+        records[parent[ranked] + 1, TOP + rank[ranked]] = ranked + 1
     return records

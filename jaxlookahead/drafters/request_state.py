@@ -26,6 +26,7 @@ class RequestState:
         self.prompt_length = prompt_length
         self.rates = [0.5, 0.5]
         self.side: Side | None = None
+        self.estimated: list[float] = []
         self._place: Place | None = None
         self._version = (-1, -1)
 

@@ -126,7 +126,7 @@ class TrieDrafter(DrafterBase):
                     for source in texts.extras
                 )
                 state.side = side
-            return grow(
+            draft = grow(
                 texts,
                 place,
                 budget,
@@ -136,6 +136,14 @@ class TrieDrafter(DrafterBase):
                 eos_ids=self.eos_ids,
                 labels=self.labels,
             )
+            state.estimated = draft.probs or []
+            draft.probs = texts.calibration.corrected(state.estimated)
+            return draft
+
+    def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
+        with self._lock:
+            state = self._state(request)
+            self.memory.calibration(state.namespace).verified(state.estimated[: len(draft)], accepted)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
         with self._writing:
