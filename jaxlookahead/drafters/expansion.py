@@ -58,8 +58,6 @@ NAMES = ("request", "shared")
 
 # What the longest contexts leave over is given up once it is less than this share.
 CUT = 0.1
-# Learning looks further, or the longest contexts would take the credit of shorter ones.
-LEARN_CUT = 0.005
 # The probability, of what all predictions leave over, of any one token.
 UNKNOWN = 0.002
 # Below `FLOOR / budget`, and below `FLOOR_MOST`, only the likeliest candidate of a place is kept, for when there is
@@ -262,7 +260,7 @@ def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Par
         share = next((count / total for other, count in ranked if other == token), 0.0)
         parts.append((NAMES[source], weights, seen, bucket, rest * weights[bucket] * share))
         rest *= 1.0 - weights[bucket]
-        if rest < LEARN_CUT:
+        if rest < CUT:
             break
     if texts.extras and rest >= CUT:
         ask(False)
@@ -510,7 +508,7 @@ def grow(
             parent = len(tokens)
             tokens.append(token)
             parents.append(above)
-            probs.append(-value)
+            probs.append(-value if value > -1.0 else 1.0)
             if names is not None:
                 names.append(label(texts, place, side, token))
             if parent + 1 == budget:

@@ -331,6 +331,8 @@ def _check(
     _require(((up >= 0) & (up < own)).all(), "has parents out of order")
     _require(((suffix >= 0) & (suffix < own)).all(), "has links out of order")
     _require((seen >= 1).all() and ((at >= -1) & (at < len(text))).all(), "has counts or positions out of range")
+    followed = np.bincount(up, seen, size)
+    _require((followed[roots:] <= seen).all(), "has contexts that occur less often than what follows them")
     level = np.zeros(size, np.int64)
     for _ in range(depth + 1):
         level[roots:] = level[up] + 1

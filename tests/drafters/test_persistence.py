@@ -141,6 +141,7 @@ TAMPERED = [
     set_at("token", -1, -7),
     set_at("token", -1, 2**30),
     set_at("count", -1, 0),
+    set_at("count", -1, 50),
     set_at("last", -1, 10**8),
     set_at("rank", 0, 0),
     set_at("rank", -1, 6),

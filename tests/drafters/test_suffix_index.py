@@ -1,5 +1,6 @@
 """The suffix index against brute force: counts, ranks, matches, removal, eviction."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -161,6 +162,7 @@ def consistent(index, roots):
             refs[index.nodes[at + LINK]] += 1
         kids = set(index.children(node))
         assert {c for c in index.nodes[at + TOP : at + TOP + RANKED] if c} <= kids
+        assert node in roots or sum(index.nodes[(c << SHIFT) + COUNT] for c in kids) <= index.nodes[at + COUNT]
     assert all(index.nodes[(node << SHIFT) + REFS] == refs[node] for node in alive)
     assert len(alive) == index.used == sum(map(len, index.edges)) + len(roots)
 
@@ -168,20 +170,26 @@ def consistent(index, roots):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 5), st.integers(1, 3), st.integers(2, 200))
 def test_eviction_keeps_the_cap_and_everything_consistent(seed, depth, many, vocabulary):
-    import random
-
     rng = random.Random(seed)
     cap = 8 * (depth + 1) + rng.randrange(200)
     index = SuffixIndex(depth, max_nodes=cap, shards=3)
     roots = [index.new_root() for _ in range(many)]
+    held = []
     for _ in range(30):
         root = rng.choice(roots)
         live = []
+        start = index.position
         for _ in range(rng.randrange(1, 40)):
             live = index.push(root, live, rng.randrange(vocabulary))
             assert index.used <= cap
         index.close(root, live)
         assert index.used <= cap and len(index.text) <= cap
+        held.append((root, start, index.position))
+        held = [span for span in held if span[1] >= index.position - index.text_capacity]
+        if held and rng.random() < 0.3:
+            root, start, stop = held.pop(rng.randrange(len(held)))
+            remove_document(index, root, start, stop, [end - 1 for r, _, end in held if r == root])
+            consistent(index, roots)
     consistent(index, roots)
 
 
