@@ -57,7 +57,8 @@ Mode = Literal["tree", "parallel", "single"]
 NAMES = ("request", "shared")
 
 # What the longest contexts leave over is given up once it is less than this share.
-CUT = 0.1
+# (An odd number, so that products of round weights do not meet it, where rounding would decide.)
+CUT = 0.0973
 # The probability, of what all predictions leave over, of any one token.
 UNKNOWN = 0.002
 # Below `FLOOR / budget`, and below `FLOOR_MOST`, only the likeliest candidate of a place is kept, for when there is
