@@ -49,6 +49,14 @@ PRIOR = 20.0
 MOST = 100.0
 
 
+# The same, multiplied out: an index into the weights is a sum of one entry each.
+LENGTH_BASE = [bucket * UNIQUENESS * RARITY * SUCCESS for bucket in LENGTH_BUCKET]
+RARITY_STEP = SUCCESS
+UNIQUENESS_STEP = RARITY * SUCCESS
+DEPTH_BASE = [min(depth, DEPTHS - 1) * TOTALS * MISSES for depth in range(64)]
+TOTAL_BASE = [bucket * MISSES for bucket in TOTAL_BUCKET]
+
+
 def success_bucket(rate: float) -> int:
     """The bucket of a request's recent rate of right copies."""
     return 3 if rate > 0.75 else 2 if rate > 0.5 else 1 if rate > 0.25 else 0

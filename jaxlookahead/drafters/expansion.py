@@ -18,18 +18,15 @@ from typing import Any, Literal, NamedTuple
 from jaxlookahead.drafters.calibration import (
     CONTEXTS,
     COPIES,
-    DEPTHS,
+    DEPTH_BASE,
     LAST_MISS,
     LAST_TOTAL,
-    LENGTH_BUCKET,
+    LENGTH_BASE,
     MAX_MATCH,
     MISS_BUCKET,
-    MISSES,
-    RARITY,
-    SUCCESS,
-    TOTAL_BUCKET,
-    TOTALS,
-    UNIQUENESS,
+    RARITY_STEP,
+    TOTAL_BASE,
+    UNIQUENESS_STEP,
     Calibration,
     rarity_bucket,
     uniqueness_bucket,
@@ -64,7 +61,7 @@ UNKNOWN = 0.002
 # Below `FLOOR / budget`, and below `FLOOR_MOST`, only the likeliest candidate of a place is kept, for when there is
 # budget left over: ranking the rest takes more time than they are worth.
 FLOOR = 0.1
-FLOOR_MOST = 0.01
+FLOOR_MOST = 0.005
 
 
 class Texts(NamedTuple):
@@ -174,8 +171,8 @@ def _source_sticks(texts: Texts, source: int, place: tuple[int, int, int]) -> It
             unigram = texts.shared.find(texts.shared_root, index.token_at(pointer))
             seen_count = texts.shared.nodes[(unigram << SHIFT) + COUNT] if unigram else 0
             rare = rarity_bucket(seen_count, texts.shared.nodes[(texts.shared_root << SHIFT) + COUNT])
-        bucket = (LENGTH_BUCKET[length] * UNIQUENESS + uniqueness_bucket(count, leaf)) * RARITY + rare
-        bucket = source * COPIES + bucket * SUCCESS + texts.success[source]
+        bucket = source * COPIES + LENGTH_BASE[length] + RARITY_STEP * rare + texts.success[source]
+        bucket += UNIQUENESS_STEP * uniqueness_bucket(count, leaf)
         yield length, (source, 0, bucket, 1, [(index.token_at(pointer + 1), 1)])
         if leaf:
             seen = count
@@ -211,8 +208,8 @@ def sticks(texts: Texts, place: Place) -> Iterator[Stick]:
 
 
 def _context_bucket(source: int, depth: int, count: int, top: int) -> int:
-    bucket = min(depth, DEPTHS - 1) * TOTALS + TOTAL_BUCKET[min(count, LAST_TOTAL)]
-    return source * CONTEXTS + bucket * MISSES + MISS_BUCKET[max(min(count - top, LAST_MISS), 0)]
+    bucket = source * CONTEXTS + DEPTH_BASE[depth] + TOTAL_BASE[min(count, LAST_TOTAL)]
+    return bucket + MISS_BUCKET[max(min(count - top, LAST_MISS), 0)]
 
 
 def estimate(texts: Texts, place: Place) -> dict[int, float]:
@@ -326,10 +323,10 @@ def grow(
     copy, context = calibration.copy, calibration.context
     tip = own.position - 1
     shared_total = shared_nodes[(shared_root << SHIFT) + COUNT]
-    find = shared.find
+    shared_edges, shards, unigram_key = shared.edges, shared.shards, shared_root * FACTOR
     move = mover(texts)
     floor = min(FLOOR / budget, FLOOR_MOST)
-    small = floor * 0.25
+    small = floor * 0.5
     heap: list[tuple[float, int, int, int, int, Place, Side]] = []
     spare: list[tuple[float, int, int, int, int, Place, Side]] = []
     pushed = 0
@@ -346,6 +343,9 @@ def grow(
             shared_length = shared_nodes[(shared_node << SHIFT) + DEPTH]
         rest = path
         stop = path * CUT
+        if stop < floor < path:
+            # What is left over can't lift a candidate above the floor by itself.
+            stop = floor
         seen = shared_seen = -1
         found: dict[int, float] = {}
         for i, source, weights in before:
@@ -365,19 +365,15 @@ def grow(
                     count -= 1
                 if pointer >= 0:
                     leaf = not own_nodes[at + FIRST]
-                    rare = 0
+                    bucket = LENGTH_BASE[length] + own_success
+                    if count > 1:
+                        bucket += UNIQUENESS_STEP * uniqueness_bucket(count, leaf)
                     if length <= 3:
-                        unigram = find(shared_root, own_text[pointer])
-                        rare = rarity_bucket(shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total)
-                    weight = copy[
-                        (
-                            (LENGTH_BUCKET[length] * UNIQUENESS + (uniqueness_bucket(count, leaf) if count > 1 else 0))
-                            * RARITY
-                            + rare
-                        )
-                        * SUCCESS
-                        + own_success
-                    ]
+                        key = unigram_key + own_text[pointer]
+                        unigram = shared_edges[key % shards].get(key)
+                        seen_count = shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0
+                        bucket += RARITY_STEP * rarity_bucket(seen_count, shared_total)
+                    weight = copy[bucket]
                     part = rest * weight
                     token = own_text[pointer + 1]
                     found[token] = found.get(token, 0.0) + part
@@ -394,24 +390,24 @@ def grow(
                     child = own_nodes[at + TOP]
                     if child:
                         miss = count - own_nodes[(child << SHIFT) + COUNT]
-                        weight = context[
-                            (
-                                (length if length < DEPTHS else DEPTHS - 1) * TOTALS
-                                + TOTAL_BUCKET[count if count < LAST_TOTAL else LAST_TOTAL]
-                            )
-                            * MISSES
-                            + (MISS_BUCKET[miss if miss < LAST_MISS else LAST_MISS] if miss > 0 else 0)
-                        ]
+                        bucket = DEPTH_BASE[length] + TOTAL_BASE[count if count < LAST_TOTAL else LAST_TOTAL]
+                        if miss > 0:
+                            bucket += MISS_BUCKET[miss if miss < LAST_MISS else LAST_MISS]
+                        weight = context[bucket]
                         part = rest * weight / count
-                        for child in own_nodes[at + TOP : at + STRIDE]:
-                            if not child:
-                                break
-                            child <<= SHIFT
-                            value = part * own_nodes[child + COUNT]
-                            if value < small:
-                                break
-                            token = own_nodes[child]
-                            found[token] = found.get(token, 0.0) + value
+                        if own_nodes[at + TOP + 1]:
+                            for child in own_nodes[at + TOP : at + STRIDE]:
+                                if not child:
+                                    break
+                                child <<= SHIFT
+                                value = part * own_nodes[child + COUNT]
+                                if value < small:
+                                    break
+                                token = own_nodes[child]
+                                found[token] = found.get(token, 0.0) + value
+                        else:
+                            token = own_nodes[child << SHIFT]
+                            found[token] = found.get(token, 0.0) + part * (count - miss)
                         rest -= rest * weight
                         seen = count
                 node = own_nodes[at + LINK]
@@ -421,23 +417,15 @@ def grow(
                 count = shared_nodes[at + COUNT]
                 if shared_pointer >= 0:
                     leaf = not shared_nodes[at + FIRST]
-                    rare = 0
+                    bucket = COPIES + LENGTH_BASE[shared_length] + shared_success
+                    if count > 1:
+                        bucket += UNIQUENESS_STEP * uniqueness_bucket(count, leaf)
                     if shared_length <= 3:
-                        unigram = find(shared_root, shared_text[shared_pointer % ring])
-                        rare = rarity_bucket(shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0, shared_total)
-                    weight = copy[
-                        COPIES
-                        + (
-                            (
-                                LENGTH_BUCKET[shared_length] * UNIQUENESS
-                                + (uniqueness_bucket(count, leaf) if count > 1 else 0)
-                            )
-                            * RARITY
-                            + rare
-                        )
-                        * SUCCESS
-                        + shared_success
-                    ]
+                        key = unigram_key + shared_text[shared_pointer % ring]
+                        unigram = shared_edges[key % shards].get(key)
+                        seen_count = shared_nodes[(unigram << SHIFT) + COUNT] if unigram else 0
+                        bucket += RARITY_STEP * rarity_bucket(seen_count, shared_total)
+                    weight = copy[bucket]
                     part = rest * weight
                     token = shared_text[(shared_pointer + 1) % ring]
                     found[token] = found.get(token, 0.0) + part
@@ -454,25 +442,28 @@ def grow(
                     child = shared_nodes[at + TOP]
                     if child:
                         miss = count - shared_nodes[(child << SHIFT) + COUNT]
-                        weight = context[
+                        bucket = (
                             CONTEXTS
-                            + (
-                                (shared_length if shared_length < DEPTHS else DEPTHS - 1) * TOTALS
-                                + TOTAL_BUCKET[count if count < LAST_TOTAL else LAST_TOTAL]
-                            )
-                            * MISSES
-                            + (MISS_BUCKET[miss if miss < LAST_MISS else LAST_MISS] if miss > 0 else 0)
-                        ]
+                            + DEPTH_BASE[shared_length]
+                            + TOTAL_BASE[count if count < LAST_TOTAL else LAST_TOTAL]
+                        )
+                        if miss > 0:
+                            bucket += MISS_BUCKET[miss if miss < LAST_MISS else LAST_MISS]
+                        weight = context[bucket]
                         part = rest * weight / count
-                        for child in shared_nodes[at + TOP : at + STRIDE]:
-                            if not child:
-                                break
-                            child <<= SHIFT
-                            value = part * shared_nodes[child + COUNT]
-                            if value < small:
-                                break
-                            token = shared_nodes[child]
-                            found[token] = found.get(token, 0.0) + value
+                        if shared_nodes[at + TOP + 1]:
+                            for child in shared_nodes[at + TOP : at + STRIDE]:
+                                if not child:
+                                    break
+                                child <<= SHIFT
+                                value = part * shared_nodes[child + COUNT]
+                                if value < small:
+                                    break
+                                token = shared_nodes[child]
+                                found[token] = found.get(token, 0.0) + value
+                        else:
+                            token = shared_nodes[child << SHIFT]
+                            found[token] = found.get(token, 0.0) + part * (count - miss)
                         rest -= rest * weight
                         shared_seen = count
                 shared_node = shared_nodes[at + LINK]

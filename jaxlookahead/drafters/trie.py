@@ -35,6 +35,7 @@ class TrieDrafter(DrafterBase):
         mode: Mode = "tree",
         use_request: bool = True,
         use_shared: bool = True,
+        remember_prompts: bool = False,
         successors: int = 0,
         sources: Iterable[Source] = (),
         eos_ids: Collection[int] = (),
@@ -50,6 +51,7 @@ class TrieDrafter(DrafterBase):
           mode: `tree`, `parallel` (branches that share no nodes) or `single` (one branch).
           use_request: whether to draft from the request's own text.
           use_shared: whether to draft from shared text.
+          remember_prompts: whether a request's prompt joins shared memory with its response when it ends.
           successors: how many of the model's own likeliest next tokens to remember after each verified token,
             given by `observe_topk`; 0 for none.
           sources: further sources.
@@ -72,6 +74,7 @@ class TrieDrafter(DrafterBase):
         self.mode = mode
         self.use_request = use_request
         self.use_shared = use_shared
+        self.remember_prompts = remember_prompts
         self.eos_ids = frozenset(int(token) for token in eos_ids)
         self.vocab_size = vocab_size
         self.tokenizer_fingerprint = tokenizer_fingerprint
@@ -154,8 +157,8 @@ class TrieDrafter(DrafterBase):
                 for source in self.sources:
                     source.end(request)
             if remember:
-                response = state.index.text[state.prompt_length :].tolist()
-                self.memory.insert(response, state.namespace, request, self._lock)
+                start = 0 if self.remember_prompts else state.prompt_length
+                self.memory.insert(state.index.text[start:].tolist(), state.namespace, request, self._lock)
 
     def insert(self, tokens: Sequence[int], *, namespace: Hashable | None = None, key: Hashable | None = None) -> None:
         """Puts a document, a past response or a past prompt into shared memory.

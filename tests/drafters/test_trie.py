@@ -96,6 +96,11 @@ def test_A9_A10_F7_nothing_of_a_former_request_unless_remembered():
     # The response is remembered, the prompt is not.
     assert (601, 602) in paths(drafted(drafter, [600]))
     assert drafted(drafter, [10, 11]).tokens == []
+    drafter = TrieDrafter(remember_prompts=True)
+    drafter.begin("r", [10, 11, 12])
+    drafter.extend("r", [600])
+    drafter.end("r")
+    assert (11, 12, 600) in paths(drafted(drafter, [10]))
 
 
 def test_A15_token_ids_stay_distinct():
