@@ -9,16 +9,19 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxlookahead import accept, tree
 from jaxlookahead.drafters.protocol import Draft, Drafter
 from jaxlookahead.drafters.registry import make_drafter
-from jaxlookahead.engine import Admission, Engine, StepResult
+from jaxlookahead.engine import Admission, Engine, StepResult, platform_of
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats
-from jaxlookahead.width import MAX_WIDTH, WidthController, buckets
+from jaxlookahead.sampling.arrays import SamplingArrays, Sizes, pack
+from jaxlookahead.sampling.constraints import Constraint
+from jaxlookahead.sampling.params import Sampling
+from jaxlookahead.sampling.processors import Processor
+from jaxlookahead.width import WidthController, buckets, default_width
 
 _handles = itertools.count()
 
@@ -29,6 +32,8 @@ class _Request:
     prompt: list[int]
     max_new_tokens: int
     namespace: Hashable | None
+    place: int  # among all requests of the call
+    sample: int = 0
     handle: int = dataclasses.field(default_factory=lambda: next(_handles))
     stats: Stats = dataclasses.field(default_factory=Stats)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
@@ -43,14 +48,18 @@ class _Request:
             sources[: len(accepted)] = [self.draft.sources[node] for node in accepted]
         if result is None:
             tokens, nodes, margins = np.zeros((3, 0))
+            scores = {}
         else:
             tokens, nodes, margins = (x[row, :count] for x in (result.tokens, result.nodes, result.margins))
+            scores = {name: x[row, :count].copy() for name, x in result.scores.items()}
         chunk = Chunk(
             request=self.index,
+            sample=self.sample,
             tokens=tokens.astype(np.int32),
             from_draft=nodes != tree.ROOT,
             sources=sources,
             margins=margins.astype(np.float32),
+            scores=scores,
             finish_reason=finish,
         )
         self.chunks.append(chunk)
@@ -61,10 +70,12 @@ class _Request:
         parts = self.chunks or [self.add(None, 0, 0, [], None)]
         return Output(
             request=self.index,
+            sample=self.sample,
             tokens=np.concatenate([part.tokens for part in parts]),
             from_draft=np.concatenate([part.from_draft for part in parts]),
             sources=[source for part in parts for source in part.sources],
             margins=np.concatenate([part.margins for part in parts]),
+            scores={name: np.concatenate([part.scores[name] for part in parts]) for name in parts[0].scores},
             finish_reason=parts[-1].finish_reason,
             stats=self.stats,
         )
@@ -110,6 +121,11 @@ class _Options:
     stop: Sequence[Sequence[int]]
     rows: int
     namespaces: Any
+    sampling: Sampling | Sequence[Sampling] | None
+    request_ids: Sequence[int] | None
+    logprobs: bool
+    processors: Sequence[Processor]
+    constraint: Constraint | None
 
 
 class _Run:
@@ -120,16 +136,18 @@ class _Run:
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
         self.vocab_size = model.vocab_size
         self.width = _max_width(params, options.width)
-        self.controller = WidthController(self.width, _platform(params)) if options.adapt else None
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
         self.eos_ids = list(options.eos_ids)
         if self.eos_ids:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
         self.stop = [_check_tokens(f"stop[{i}]", x, self.vocab_size) for i, x in enumerate(options.stop)]
-        self.requests = _make_requests(prompts, options, model)
+        samplings = _samplings(options, len(prompts))
+        self.requests = _make_requests(prompts, options, model, samplings)
+        wants_scores = options.sampling is not None or options.logprobs or options.processors or options.constraint
+        settings = _settings(self.requests, samplings, options, model.vocab_size) if wants_scores else None
         self.waiting = collections.deque(self.requests)
-        self.rows: list[_Request | None] = [None] * min(rows, max(len(prompts), 1))
+        self.rows: list[_Request | None] = [None] * min(rows, max(len(self.requests), 1))
         self.stats = Stats()
         self.engine = Engine(
             model,
@@ -137,7 +155,11 @@ class _Run:
             rows=len(self.rows),
             eos_size=len(self.eos_ids),
             stop_shape=(len(self.stop), max(map(len, self.stop), default=1)),
+            settings=settings,
+            processors=tuple(options.processors),
+            constraint=options.constraint,
         )
+        self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
 
     def generation(self) -> Generation:
         return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)
@@ -165,7 +187,8 @@ class _Run:
                 self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
-                admissions.append(Admission(row, request.prompt, request.max_new_tokens, self.eos_ids, self.stop))
+                limit = request.max_new_tokens
+                admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:
             start = time.perf_counter()
             self.engine.admit(admissions)
@@ -214,8 +237,7 @@ class _Run:
         self.stats.draft_seconds += drafted - start
         self.stats.step_seconds += done - drafted
         self.stats.steps += 1
-        if self.controller is not None:
-            self.controller.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
+        self.engine.costs.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
         chunks = [self._tell(row, x, result) for row, x in enumerate(self.rows) if x is not None]
         yield from chunks
         bad = [chunk for chunk in chunks if chunk.finish_reason == accept.FINISH_REASONS[accept.BAD_LOGITS]]
@@ -253,24 +275,48 @@ class _Run:
         return chunk
 
 
-def _platform(params: Params) -> str:
-    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array):
-            return next(iter(leaf.devices())).platform
-    return jax.default_backend()
-
-
 def _max_width(params: Params, width: int | None) -> int:
     if width is None:
-        return MAX_WIDTH.get(_platform(params), MAX_WIDTH["gpu"])
+        return default_width(platform_of(params))
     return _check_count("width", width, 1)
 
 
-def _make_requests(prompts: Sequence[Sequence[int]], options: _Options, model: Model) -> list[_Request]:
+def _samplings(options: _Options, count: int) -> list[Sampling]:
+    given = Sampling() if options.sampling is None else options.sampling
+    samplings = _per_prompt("sampling", given, count)
+    for sampling in samplings:
+        if not isinstance(sampling, Sampling):
+            raise TypeError(f"sampling must be a Sampling, or a list with one for each prompt, got {sampling!r}")
+    return samplings
+
+
+def _settings(
+    requests: Sequence[_Request], samplings: Sequence[Sampling], options: _Options, vocab_size: int
+) -> SamplingArrays:
+    """The settings of all requests, and at the end those of an empty row."""
+    ids = range(len(samplings)) if options.request_ids is None else options.request_ids
+    if len(ids) != len(samplings):
+        raise ValueError(f"request_ids has {len(ids)} entries for {len(samplings)} prompts; give one for each")
+    chosen = []
+    for request in requests:
+        sampling = samplings[request.index]
+        # Each sample draws from a seed of its own.
+        chosen.append(dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64))
+    return pack(
+        [*chosen, Sampling()],
+        requests=[*(int(ids[request.index]) for request in requests), -1],
+        vocab_size=vocab_size,
+        eos_ids=options.eos_ids,
+        sizes=Sizes.of(chosen, options.eos_ids),
+    )
+
+
+def _make_requests(
+    prompts: Sequence[Sequence[int]], options: _Options, model: Model, samplings: Sequence[Sampling]
+) -> list[_Request]:
     limits = _per_prompt("max_new_tokens", options.max_new_tokens, len(prompts))
     namespaces = _per_prompt("namespaces", options.namespaces, len(prompts))
-    requests = []
+    requests: list[_Request] = []
     for i, (prompt, limit, namespace) in enumerate(zip(prompts, limits, namespaces, strict=True)):
         tokens = _check_tokens(f"prompts[{i}]", prompt, model.vocab_size)
         limit = _check_count("max_new_tokens", limit, 0)
@@ -282,7 +328,8 @@ def _make_requests(prompts: Sequence[Sequence[int]], options: _Options, model: M
                     "positions; shorten the prompt"
                 )
             limit = min(limit, room)
-        requests.append(_Request(i, tokens, limit, namespace, newest=tokens[-1]))
+        for sample in range(samplings[i].num_samples):
+            requests.append(_Request(i, tokens, limit, namespace, len(requests), sample, newest=tokens[-1]))
     return requests
 
 
@@ -299,8 +346,13 @@ def generate(
     stop: Sequence[Sequence[int]] = (),
     rows: int = 8,
     namespaces: Any = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    request_ids: Sequence[int] | None = None,
+    logprobs: bool = False,
+    processors: Sequence[Processor] = (),
+    constraint: Constraint | None = None,
 ) -> Generation:
-    """Decodes prompts greedily. The tokens are those of plain decoding (`drafter=None`), whatever the drafter.
+    """Decodes prompts, greedily or sampled. The tokens are those of plain decoding (`drafter=None`) with any drafter.
 
     The one exception is a floating-point near-tie: a step that scores several tokens sums in another order than a
     step that scores one. `Output.margins` tells how close each decision was.
@@ -322,9 +374,18 @@ def generate(
       stop: token sequences that end a response. They stay in the output too.
       rows: the most requests decoded together; the others wait for a free row.
       namespaces: which memory of the drafter each request uses and feeds; one for all, or a list with one for each.
+      sampling: how tokens are chosen: one `Sampling` for all, or a list with one for each prompt; greedy by default.
+        `num_samples` of them may be drawn for a prompt.
+      request_ids: the `r` of each prompt in the noise's key `(seed, r, t)`; by default its place in `prompts`. Give
+        ids of your own to have a prompt sampled alike whatever stands before it. Sample `j` of a prompt uses the
+        seed `seed + j * 2^32`.
+      logprobs: whether to return log-probabilities where no `sampling` is given; with it they always are.
+      processors: functions `(history [B, L], length [B], logits [B, V]) -> logits [B, V]` of jax arrays, run at every
+        node of the accepted path. Compiled once for each such tuple of functions.
+      constraint: says which tokens may come next, on the host; see `sampling.Constraint`.
 
     Returns:
-      A `Generation`: a sequence of `Output`, in the order of the prompts, with `stats`.
+      A `Generation`: a sequence of `Output`, in the order of the prompts (and samples), with `stats`.
 
     Raises:
       TypeError, ValueError: an argument is wrong; nothing was computed yet.
@@ -340,6 +401,11 @@ def generate(
         stop=stop,
         rows=rows,
         namespaces=namespaces,
+        sampling=sampling,
+        request_ids=request_ids,
+        logprobs=logprobs,
+        processors=processors,
+        constraint=constraint,
     )
     run = _Run(model, params, prompts, options)
     for _ in run.stream():
@@ -380,6 +446,11 @@ def stream(
     stop: Sequence[Sequence[int]] = (),
     rows: int = 8,
     namespaces: Any = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
+    request_ids: Sequence[int] | None = None,
+    logprobs: bool = False,
+    processors: Sequence[Processor] = (),
+    constraint: Constraint | None = None,
 ) -> Iterator[Chunk]:
     """Like `generate`, but yields a `Chunk` for each request and step as it happens.
 
@@ -394,5 +465,10 @@ def stream(
         stop=stop,
         rows=rows,
         namespaces=namespaces,
+        sampling=sampling,
+        request_ids=request_ids,
+        logprobs=logprobs,
+        processors=processors,
+        constraint=constraint,
     )
     return _Run(model, params, prompts, options).stream()

@@ -21,8 +21,13 @@ from jaxlookahead import cache as caches
 from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
 from jaxlookahead.drafters.protocol import Draft
 from jaxlookahead.models.protocol import Cache, Model, Params
-from jaxlookahead.step import prefill, verify
+from jaxlookahead.sampling.arrays import SamplingArrays
+from jaxlookahead.sampling.constraints import Constraint
+from jaxlookahead.sampling.processors import Processor
+from jaxlookahead.sampling.rule import LOGPROBS, sampling_rule
+from jaxlookahead.step import greedy_rule, prefill, verify
 from jaxlookahead.tree import DraftTree, pack
+from jaxlookahead.width import Costs, free_tokens
 
 CHUNKS = (16, 64, 256)
 
@@ -38,6 +43,9 @@ class State:
     lengths: jax.Array  # [B] int32 tokens in the cache
     progress: Progress
     stops: StopRules
+    # Only where requests have sampling settings:
+    prompt_lengths: jax.Array | None = None  # [B] int32
+    history: jax.Array | None = None  # [B, S + 1] int32, all tokens of a row, the newest included
 
 
 class StepResult(NamedTuple):
@@ -48,6 +56,7 @@ class StepResult(NamedTuple):
     margins: np.ndarray  # [B, N] float32
     counts: np.ndarray  # [B] int32
     finish: np.ndarray  # [B] int32
+    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.rule.LOGPROBS`; empty without sampling settings
 
 
 class Compiled(NamedTuple):
@@ -59,6 +68,7 @@ class Compiled(NamedTuple):
     set_row: Callable[..., State]
     step: Callable[..., tuple[State, jax.Array]]
     grow: Callable[..., Cache]
+    costs: Costs
 
 
 def _float_bits(x: jax.Array) -> jax.Array:
@@ -66,7 +76,9 @@ def _float_bits(x: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=16)
-def compiled(model: Model) -> Compiled:
+def compiled(
+    model: Model, platform: str, processors: tuple[Processor, ...] = (), constraint: Constraint | None = None
+) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
 
@@ -86,10 +98,12 @@ def compiled(model: Model) -> Compiled:
         trace("insert", *jax.tree.leaves(cache)[0].shape, rows, slots)
         return caches.insert_row(cache, axes, other, where[0], where[1])
 
-    def set_row(state: State, row: jax.Array, limits: jax.Array, eos: jax.Array, sequences: jax.Array) -> State:
-        trace("set_row", len(state.lengths), len(eos), *sequences.shape)
+    def set_row(
+        state: State, row: jax.Array, limits: jax.Array, eos: jax.Array, sequences: jax.Array, history: jax.Array | None
+    ) -> State:
+        trace("set_row", len(state.lengths), len(eos), *sequences.shape, None if history is None else len(history))
         progress, stops = state.progress, state.stops
-        return state.replace(
+        state = state.replace(
             lengths=state.lengths.at[row].set(limits[0]),
             progress=Progress(
                 remaining=progress.remaining.at[row].set(limits[1]),
@@ -100,24 +114,49 @@ def compiled(model: Model) -> Compiled:
                 sequences=stops.sequences.at[row].set(sequences),
             ),
         )
+        if history is None:
+            return state
+        return state.replace(
+            history=state.history.at[row].set(history),
+            prompt_lengths=state.prompt_lengths.at[row].set(limits[0] + 1),
+        )
 
-    def step(params: Params, state: State, packed: jax.Array) -> tuple[State, jax.Array]:
-        stops = state.stops
-        trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), stops.eos.shape, stops.sequences.shape)
+    def step(
+        params: Params, state: State, packed: jax.Array, settings: SamplingArrays | None
+    ) -> tuple[State, jax.Array]:
+        stops, lengths = state.stops, state.lengths
+        shapes = [leaf.shape for leaf in jax.tree.leaves((stops, settings))]
+        trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), *shapes)
+        rule = greedy_rule
+        if settings is not None:
+            rule = sampling_rule(
+                settings,
+                state.history,
+                state.prompt_lengths,
+                lengths + 1,
+                processors=processors,
+                constraint=constraint,
+            )
         tree = DraftTree(tokens=packed[0], parents=packed[1])
-        done = verify(model, params, state.cache, state.lengths, tree, progress=state.progress, stops=stops)
+        done = verify(model, params, state.cache, lengths, tree, progress=state.progress, stops=stops, rule=rule)
         walk = done.walk
+        state = state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress)
+        if settings is not None:
+            # Tokens past the emitted ones are overwritten by the next step before anything reads them.
+            put = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
+            state = state.replace(history=put(state.history, walk.tokens, lengths + 1))
         out = jnp.concatenate(
             [
+                walk.counts[:, None],
+                walk.finish[:, None],
                 walk.tokens,
                 walk.nodes,
                 _float_bits(walk.margins),
-                walk.counts[:, None],
-                walk.finish[:, None],
+                *(_float_bits(walk.scores[name]) for name in (LOGPROBS if walk.scores else ())),
             ],
             axis=1,
         )
-        return state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress), out
+        return state, out
 
     def grow(cache: Cache, slots: int) -> Cache:
         trace("grow", *jax.tree.leaves(cache)[0].shape, slots)
@@ -130,7 +169,16 @@ def compiled(model: Model) -> Compiled:
         set_row=jax.jit(set_row, donate_argnums=0),
         step=jax.jit(step, donate_argnums=1),
         grow=jax.jit(grow, static_argnums=1),
+        costs=Costs(free_tokens(platform)),
     )
+
+
+def platform_of(params: Params) -> str:
+    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            return next(iter(leaf.devices())).platform
+    return jax.default_backend()
 
 
 def chunk_sizes(tokens: int) -> list[int]:
@@ -157,12 +205,24 @@ class Admission(NamedTuple):
     max_new_tokens: int
     eos: Sequence[int]
     stop: Sequence[Sequence[int]]
+    settings: int = -1  # which of the engine's sampling settings the request has
 
 
 class Engine:
     """`B` rows that decode together."""
 
-    def __init__(self, model: Model, params: Params, *, rows: int, eos_size: int, stop_shape: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        *,
+        rows: int,
+        eos_size: int,
+        stop_shape: tuple[int, int],
+        settings: SamplingArrays | None = None,
+        processors: tuple[Processor, ...] = (),
+        constraint: Constraint | None = None,
+    ) -> None:
         """Allocates nothing yet.
 
         Args:
@@ -171,8 +231,14 @@ class Engine:
           rows: `B`.
           eos_size: the most EOS ids that a request will have.
           stop_shape: the most stop sequences that a request will have, and the longest of them.
+          settings: sampling settings of all requests, on the host; the last ones are those of an empty row.
+          processors: the user's own logits processors.
+          constraint: a host callback that says which tokens are allowed.
         """
-        self._compiled = compiled(model)
+        self._compiled = compiled(model, platform_of(params), processors, constraint)
+        self._settings = settings
+        self._settings_of_rows = np.full(rows, -1)
+        self._row_settings: SamplingArrays | None = None
         self._axes = caches.find_axes(model)
         self._params = params
         self._rows = rows
@@ -181,6 +247,11 @@ class Engine:
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
         self.slots = 0
+
+    @property
+    def costs(self) -> Costs:
+        """Measured step times, shared with other engines of the model."""
+        return self._compiled.costs
 
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of `tokens` committed and scratch slots."""
@@ -198,12 +269,18 @@ class Engine:
                     eos=jnp.full((rows, self._eos_size), NO_TOKEN, jnp.int32),
                     sequences=jnp.full((rows, count, longest), NO_TOKEN, jnp.int32),
                 ),
+                prompt_lengths=None if self._settings is None else jnp.zeros(rows, jnp.int32),
+                history=None if self._settings is None else jnp.zeros((rows, slots + 1), jnp.int32),
             )
             self.slots = slots
         # By doubling, so that few pairs of sizes compile.
         while slots > self.slots:
             self.slots *= 2
-            self._state = self._state.replace(cache=self._compiled.grow(self._state.cache, self.slots))
+            state = self._state
+            history = state.history
+            if history is not None:
+                history = jnp.pad(history, ((0, 0), (0, self.slots + 1 - history.shape[1])))
+            self._state = state.replace(cache=self._compiled.grow(state.cache, self.slots), history=history)
 
     def admit(self, admissions: Sequence[Admission]) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
@@ -221,6 +298,9 @@ class Engine:
             for source, entering in enumerate(group.values()):
                 for admission in entering:
                     self._enter(admission, cache, source)
+        if self._settings is not None:
+            chosen = self._settings_of_rows
+            self._row_settings = jax.device_put(jax.tree.map(lambda x: np.asarray(x)[chosen], self._settings))
 
     def _prefill(self, sizes: Sequence[int], prompts: Sequence[tuple[int, ...]]) -> Cache:
         tokens = np.zeros((_power_of_two(len(prompts)), sum(sizes)), np.int32)
@@ -249,27 +329,40 @@ class Engine:
         for i, sequence in enumerate(admission.stop):
             sequences[i, -len(sequence) :] = sequence
         limits = np.array([held, admission.max_new_tokens], np.int32)
-        held_back = self._state.cache
-        rows = self._compiled.set_row(self._state.replace(cache=None), np.int32(row), limits, eos, sequences)
-        self._state = rows.replace(cache=held_back)
+        history = None
+        if self._settings is not None:
+            self._settings_of_rows[row] = admission.settings
+            history = np.zeros(self.slots + 1, np.int32)
+            history[: held + 1] = admission.prompt
+        cache = self._state.cache
+        state = self._state.replace(cache=None)
+        state = self._compiled.set_row(state, np.int32(row), limits, eos, sequences, history)
+        self._state = state.replace(cache=cache)
         self._lengths[row] = held
 
     def dispatch(self, packed: np.ndarray) -> jax.Array:
         """Starts a step on trees packed by `tree.pack`; returns at once. Give the result to `collect`."""
         width = packed.shape[-1]
         self.reserve(int(self._lengths.max()) + width)
-        self._state, out = self._compiled.step(self._params, self._state, packed)
+        self._state, out = self._compiled.step(self._params, self._state, packed, self._row_settings)
         out.copy_to_host_async()
         return out
 
     def collect(self, out: jax.Array) -> StepResult:
         """Waits for a step."""
         array = np.asarray(out)
-        width = (array.shape[1] - 2) // 3
-        tokens, nodes, margins = (array[:, i * width : (i + 1) * width] for i in range(3))
-        counts, finish = array[:, -2], array[:, -1]
+        counts, finish = array[:, 0], array[:, 1]
+        names = () if self._settings is None else LOGPROBS
+        tokens, nodes, margins, *scores = np.split(array[:, 2:], 3 + len(names), axis=1)
         self._lengths += counts
-        return StepResult(tokens, nodes, margins.view(np.float32), counts, finish)
+        return StepResult(
+            tokens=tokens,
+            nodes=nodes,
+            margins=margins.view(np.float32),
+            counts=counts,
+            finish=finish,
+            scores={name: x.view(np.float32) for name, x in zip(names, scores, strict=True)},
+        )
 
     def warm_up(self, tokens: int, widths: Sequence[int]) -> None:
         """Compiles what decoding rows of up to `tokens` tokens, drafts included, will need. Use a new engine."""
@@ -297,3 +390,4 @@ class Engine:
     def release(self, row: int) -> None:
         """Forgets a row, so that its length no longer asks for room."""
         self._lengths[row] = 0
+        self._settings_of_rows[row] = -1

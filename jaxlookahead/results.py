@@ -65,18 +65,23 @@ class Chunk:
 
     Attributes:
       request: index of the prompt.
+      sample: which of the prompt's samples.
       tokens: `[n]` int32 token ids; may be empty in the last chunk.
       from_draft: `[n]` bool, True where a draft had proposed the token.
       sources: which source proposed each token, None where none had or the drafter does not say.
       margins: `[n]` float32, best minus second best of what was maximized (logits, or logits plus noise).
+      scores: with sampling settings or `logprobs`, `[n]` float32 log-probabilities: `logprob_raw` under the model's
+        own logits, `logprob` under the processed ones.
       finish_reason: None while the request goes on, then `eos`, `stop` or `length`.
     """
 
     request: int
+    sample: int
     tokens: np.ndarray
     from_draft: np.ndarray
     sources: list[str | None]
     margins: np.ndarray
+    scores: dict[str, np.ndarray]
     finish_reason: str | None
 
 
@@ -88,10 +93,12 @@ class Output:
     """
 
     request: int
+    sample: int
     tokens: np.ndarray
     from_draft: np.ndarray
     sources: list[str | None]
     margins: np.ndarray
+    scores: dict[str, np.ndarray]
     finish_reason: str | None
     stats: Stats
 

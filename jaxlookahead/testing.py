@@ -124,12 +124,14 @@ def check_model(
 
     tree_gap = gap(logits, wanted)
     if tree_gap > tolerance:
-        # The last node of the tree is no ancestor of any other.
+        # One early node, which a causal mask by slot would show to later ones, and the last, for a mask of all.
+        changed = [1, width - 1]
         other = tokens.copy()
-        other[:, -1] = (other[:, -1] + 1) % model.vocab_size
+        other[:, changed] = (other[:, changed] + 1) % model.vocab_size
+        apart = ~ancestors[0][:, changed].any(axis=1)
         moved = positions.copy()
         moved[:, 1:] += 3
-        if gap(score(other, positions, slots)[0][:, :-1], logits[:, :-1]) > tolerance:
+        if gap(score(other, positions, slots)[0][:, apart], logits[:, apart]) > tolerance:
             why = "mask ignored: a node's logits depend on nodes that are not its ancestors"
         elif gap(score(tokens, moved, slots)[0][:, 1:], logits[:, 1:]) <= tolerance:
             why = "positions ignored: logits do not depend on `positions`; take them from there, not from the slot"

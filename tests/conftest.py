@@ -8,24 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxlookahead.models.dummy import tiny_decoder
+
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 
 
 @pytest.fixture(scope="session")
 def tiny():
     """A small random decoder: `(model, params)`, vocabulary 50."""
-    return make_tiny()
-
-
-def make_tiny(seed: int = 0, **options):
-    from flax import nnx
-
-    from jaxlookahead.models.decoder import Decoder, DecoderConfig
-    from jaxlookahead.models.flax_nnx import from_nnx
-
-    shape = dict(vocab_size=50, hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, head_size=8)
-    shape |= dict(intermediate_size=64, max_length=512) | options
-    return from_nnx(Decoder(DecoderConfig(**shape), rngs=nnx.Rngs(seed)))
+    return tiny_decoder(vocab_size=50)
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +26,15 @@ def prompts() -> list[list[int]]:
     return [rng.integers(0, 50, n).tolist() for n in (1, 5, 40, 17, 100, 3)]
 
 
-def shared_rows(name: str) -> list[dict]:
-    """Rows of a file of real data; skips the test where the project stands alone."""
-    path = SHARED / name
-    if not path.exists():
-        pytest.skip(f"{name} is not here")
-    with path.open() as file:
-        return [json.loads(line) for line in file]
+@pytest.fixture(scope="session")
+def shared_rows():
+    """Reads a file of real data, by name; skips the test where the project stands alone."""
+
+    def read(name: str) -> list[dict]:
+        path = SHARED / name
+        if not path.exists():
+            pytest.skip(f"{name} is not here")
+        with path.open() as file:
+            return [json.loads(line) for line in file]
+
+    return read

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_tiny
 
 from jaxlookahead import engine
 from jaxlookahead.decoding import generate, stream
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
 from jaxlookahead.drafters.trie import TrieDrafter
+from jaxlookahead.models.dummy import tiny_decoder
 from jaxlookahead.results import BadLogitsError, first_difference
 from jaxlookahead.testing import ATTACKS, AdversarialDrafter, OracleDrafter
 
@@ -133,11 +133,11 @@ class Recorder(DrafterBase):
 
 
 @pytest.mark.parametrize("drafter", [None, "trie", "oracle"])
-def test_A2_A3_A36_context_limit(drafter):
+def test_A2_A3_A36_context_limit(tiny, drafter):
     """Prompt and response together never pass the model's length, drafts are capped with it."""
-    model, params = make_tiny(max_length=24)
+    model, params = tiny_decoder(vocab_size=50, max_length=24)
     prompts = [list(range(n)) for n in (1, 20, 22, 23, 24)]
-    free = generate(*make_tiny(), prompts, drafter=None, max_new_tokens=40)
+    free = generate(*tiny, prompts, drafter=None, max_new_tokens=40)
     inner = oracle(prompts, free, 0.0) if drafter == "oracle" else TrieDrafter()
     given = Recorder(inner) if drafter else None
     capped = forced(model, params, prompts, drafter=given, max_new_tokens=40, rows=2)
@@ -149,7 +149,7 @@ def test_A2_A3_A36_context_limit(drafter):
 
 
 def test_prompt_too_long_is_refused_at_once():
-    model, params = make_tiny(max_length=24)
+    model, params = tiny_decoder(vocab_size=50, max_length=24)
     drafter = Recorder(TrieDrafter())
     with pytest.raises(ValueError, match=r"prompts\[1\] has 25 tokens, but the model holds at most 24"):
         generate(model, params, [[1], list(range(25))], drafter=drafter)
@@ -234,7 +234,7 @@ def test_closing_a_stream_ends_its_requests(tiny, prompts):
 def test_no_compilation_after_warm_up(tiny):
     """Every bucket is traced once over a long, varied decode."""
     rng = np.random.default_rng(3)
-    model, params = make_tiny(seed=5)
+    model, params = tiny_decoder(seed=5, vocab_size=50)
     engine.TRACES.clear()
 
     def decode():

@@ -16,7 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxlookahead.sampling import Sampling, advance, decide, decide_greedy, init_context, pack
+from jaxlookahead.sampling import (
+    Context,
+    Decision,
+    Sampling,
+    SamplingArrays,
+    advance,
+    decide,
+    decide_greedy,
+    init_context,
+    pack,
+)
 
 SETTINGS = {
     "greedy": Sampling(),
@@ -33,24 +43,33 @@ SETTINGS = {
 
 
 def _walk(decisions: int, length: int) -> tuple[Callable, Callable]:
-    """Returns compiled loops over `decisions` tokens: with settings, and a plain argmax."""
+    """Returns compiled loops over `decisions` tokens: with settings, and a plain argmax.
 
-    def with_settings(arrays, history, logits):
-        start = jnp.full(history.shape[:1], length, jnp.int32)
+    Both return all that a decision holds, or the compiler would drop the log-probabilities.
+    """
 
-        def body(_, carry):
-            context, token = carry
-            token = decide(arrays, context, logits + (token % 2).astype(jnp.float32)[:, None]).token
-            return advance(context, token, jnp.ones(token.shape, bool)), token
+    def disturb(logits: jax.Array, last: Decision) -> jax.Array:
+        return logits + (last.token % 2).astype(jnp.float32)[:, None]
 
-        context = init_context(arrays, history, start, start)
-        return lax.fori_loop(0, decisions, body, (context, jnp.zeros_like(start)))[1]
+    def start(rows: int) -> Decision:
+        zeros = jnp.zeros(rows, jnp.float32)
+        return Decision(zeros.astype(jnp.int32), zeros, zeros, zeros, zeros > 0)
 
-    def plain(logits):
-        def body(_, token):
-            return decide_greedy(logits + (token % 2).astype(jnp.float32)[:, None]).token
+    def with_settings(arrays: SamplingArrays, history: jax.Array, logits: jax.Array) -> Decision:
+        def body(_: int, carry: tuple[Context, Decision]) -> tuple[Context, Decision]:
+            context, last = carry
+            decision = decide(arrays, context, disturb(logits, last))
+            return advance(context, decision.token, jnp.ones(logits.shape[0], bool)), decision
 
-        return lax.fori_loop(0, decisions, body, jnp.zeros(logits.shape[:1], jnp.int32))
+        lengths = jnp.full(history.shape[:1], length, jnp.int32)
+        context = init_context(arrays, history, lengths, lengths)
+        return lax.fori_loop(0, decisions, body, (context, start(logits.shape[0])))[1]
+
+    def plain(logits: jax.Array) -> Decision:
+        def body(_: int, last: Decision) -> Decision:
+            return decide_greedy(disturb(logits, last))
+
+        return lax.fori_loop(0, decisions, body, start(logits.shape[0]))
 
     return jax.jit(with_settings), jax.jit(plain)
 

@@ -48,7 +48,7 @@ class DecoderConfig:
     intermediate_size: int
     max_length: int | None = None
     norm_eps: float = 1e-6
-    rope: RopeConfig = RopeConfig()
+    rope: RopeConfig = dataclasses.field(default_factory=RopeConfig)
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -73,6 +73,8 @@ class DecoderConfig:
             raise ValueError(f"windows has {len(self.windows)} entries for {self.num_layers} layers")
         if any(w is not None and w < 1 for w in self.windows):
             raise ValueError(f"windows must be positive or None, got {self.windows!r}")
+        if self.block is not None and (not isinstance(self.block, int) or self.block < 0):
+            raise ValueError(f"block must be None, 0 or a positive integer, got {self.block!r}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation {self.activation!r} is not supported; supported: {', '.join(ACTIVATIONS)}")
 

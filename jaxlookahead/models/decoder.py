@@ -123,13 +123,13 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        self.embed = Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
-        for i in range(config.num_layers):
-            setattr(self, f"layer_{i}", Layer(config, rngs=rngs))
-        self.norm = Norm(config.hidden_size, config.norm_eps, config.dtype)
-        self.head = (
-            None if config.tied else Embedding(config.vocab_size, config.hidden_size, dtype=config.dtype, rngs=rngs)
-        )
+        c, shape = config, (config.vocab_size, config.hidden_size)
+        # Where the embedding has no product to serve, whole vectors side by side are the better layout.
+        self.embed = Embedding(*shape, block=(c.block or 0) if c.tied else 0, dtype=c.dtype, rngs=rngs)
+        for i in range(c.num_layers):
+            setattr(self, f"layer_{i}", Layer(c, rngs=rngs))
+        self.norm = Norm(c.hidden_size, c.norm_eps, c.dtype)
+        self.head = None if c.tied else Embedding(*shape, block=c.block or 0, dtype=c.dtype, rngs=rngs)
 
     @property
     def vocab_size(self) -> int:

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.protocol import Model, Params

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxlookahead.models.config import ACTIVATIONS, DecoderConfig
+from jaxlookahead.models.layers import part_sizes
 from jaxlookahead.models.rope import RopeConfig
 
 Path = tuple[str, ...]
@@ -105,19 +106,34 @@ def _qwen_windows(config: Mapping[str, Any]) -> tuple[int | None, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
+class Piece:
+    """Rows of a checkpoint tensor that go to one parameter.
+
+    Attributes:
+      path: of the parameter.
+      source: the tensor's first row.
+      rows: how many.
+      start: the parameter's first output, which the first row becomes.
+    """
+
+    path: Path
+    source: int
+    rows: int
+    start: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Target:
     """Where one checkpoint tensor goes.
 
     Attributes:
-      path: of the parameter.
       shape: of the tensor, as the checkpoint holds it.
-      rows: the parameter's outputs that the tensor fills, in the tensor's order; None: all.
-      more_rows: whether the checkpoint may hold more rows (a padded vocabulary); they are cut off.
+      pieces: that it falls into.
+      more_rows: whether the checkpoint may hold more rows (a padded vocabulary); they are left out.
     """
 
-    path: Path
     shape: tuple[int, ...]
-    rows: tuple[range, ...] | None = None
+    pieces: tuple[Piece, ...]
     more_rows: bool = False
 
 
@@ -131,69 +147,81 @@ def unused(config: DecoderConfig, name: str) -> bool:
 
 def targets(config: DecoderConfig) -> dict[str, Target]:
     """Every tensor of a complete checkpoint, by name."""
-    c = config
-    vocabulary = (c.vocab_size, c.hidden_size)
-    found = {"model.embed_tokens.weight": Target(("embed", "weight"), vocabulary, more_rows=True)}
+    c, block = config, config.block or 0
+    found = {"model.embed_tokens.weight": _vocabulary(c, "embed", block if c.tied else 0)}
     for i in range(c.num_layers):
-        for name, where in _layer_targets(c).items():
-            found[f"model.layers.{i}.{name}"] = dataclasses.replace(where, path=(f"layer_{i}", *where.path))
-    found["model.norm.weight"] = Target(("norm", "scale"), (c.hidden_size,))
+        for name, where in _layer_targets(c, f"layer_{i}").items():
+            found[f"model.layers.{i}.{name}"] = where
+    found["model.norm.weight"] = _whole((c.hidden_size,), ("norm", "scale"))
     if not c.tied:
-        found["lm_head.weight"] = Target(("head", "weight"), vocabulary, more_rows=True)
+        found["lm_head.weight"] = _vocabulary(c, "head", block)
     return found
 
 
-def _layer_targets(c: DecoderConfig) -> dict[str, Target]:
+def _whole(shape: tuple[int, ...], path: Path) -> Target:
+    return Target(shape, (Piece(path, 0, shape[0]),))
+
+
+def _vocabulary(c: DecoderConfig, name: str, block: int) -> Target:
+    pieces, done = [], 0
+    for i, blocks in enumerate(part_sizes(c.vocab_size, block) if block else ()):
+        rows = min(blocks * block, c.vocab_size - done)
+        pieces.append(Piece((name, f"part_{i}"), done, rows))
+        done += rows
+    plain = Piece((name, "weight"), 0, c.vocab_size)
+    return Target((c.vocab_size, c.hidden_size), tuple(pieces) or (plain,), more_rows=True)
+
+
+def _layer_targets(c: DecoderConfig, layer: str) -> dict[str, Target]:
     group, size, ffn = c.queries_per_kv, c.head_size, c.intermediate_size
-    heads, kv_heads = c.num_heads * size, c.num_kv_heads * size
+    attention, mlp = (layer, "attention"), (layer, "mlp")
 
-    def part(first: int, count: int) -> tuple[range, ...]:
-        stride = (group + 2) * size
-        return tuple(
-            range(k * stride + first * size, k * stride + (first + count) * size) for k in range(c.num_kv_heads)
-        )
+    def heads(first: int, count: int, kind: str) -> tuple[Piece, ...]:
+        """For each kv head the rows of `count` heads, which start at the `first` of its `G + 2` in the parameter."""
+        path, rows = (*attention, "qkv", kind), count * size
+        return tuple(Piece(path, k * rows, rows, (k * (group + 2) + first) * size) for k in range(c.num_kv_heads))
 
-    norms = {
-        "input_layernorm": (("attention_norm",), c.hidden_size),
-        "post_attention_layernorm": (("mlp_norm",), c.hidden_size),
+    found = {
+        "input_layernorm.weight": _whole((c.hidden_size,), (layer, "attention_norm", "scale")),
+        "post_attention_layernorm.weight": _whole((c.hidden_size,), (layer, "mlp_norm", "scale")),
     }
     if c.qk_norm:
-        norms["self_attn.q_norm"] = (("attention", "q_norm"), size)
-        norms["self_attn.k_norm"] = (("attention", "k_norm"), size)
-    qkv, gate_up = ("attention", "qkv"), ("mlp", "gate_up")
-    # The parameter, the outputs of it that the tensor fills, output and input size, whether there is a bias.
-    products = {
-        "self_attn.q_proj": (qkv, part(0, group), heads, c.hidden_size, c.qkv_bias),
-        "self_attn.k_proj": (qkv, part(group, 1), kv_heads, c.hidden_size, c.qkv_bias),
-        "self_attn.v_proj": (qkv, part(group + 1, 1), kv_heads, c.hidden_size, c.qkv_bias),
-        "self_attn.o_proj": (("attention", "out"), None, c.hidden_size, heads, c.out_bias),
-        "mlp.gate_proj": (gate_up, (range(ffn),), ffn, c.hidden_size, c.mlp_bias),
-        "mlp.up_proj": (gate_up, (range(ffn, 2 * ffn),), ffn, c.hidden_size, c.mlp_bias),
-        "mlp.down_proj": (("mlp", "down"), None, c.hidden_size, ffn, c.mlp_bias),
-    }
-    found = {f"{name}.weight": Target((*path, "scale"), (size,)) for name, (path, size) in norms.items()}
-    for name, (path, rows, outputs, inputs, bias) in products.items():
-        found[f"{name}.weight"] = Target((*path, "weight"), (outputs, inputs), rows)
-        if bias:
-            found[f"{name}.bias"] = Target((*path, "bias"), (outputs,), rows)
+        found["self_attn.q_norm.weight"] = _whole((size,), (*attention, "q_norm", "scale"))
+        found["self_attn.k_norm.weight"] = _whole((size,), (*attention, "k_norm", "scale"))
+    for kind in ("weight", "bias"):
+
+        def shape(outputs: int, inputs: int, kind: str = kind) -> tuple[int, ...]:
+            return (outputs, inputs) if kind == "weight" else (outputs,)
+
+        if kind == "weight" or c.qkv_bias:
+            for name, first, count in (("q", 0, group), ("k", group, 1), ("v", group + 1, 1)):
+                outputs = c.num_kv_heads * count * size
+                found[f"self_attn.{name}_proj.{kind}"] = Target(
+                    shape(outputs, c.hidden_size), heads(first, count, kind)
+                )
+        if kind == "weight" or c.out_bias:
+            found[f"self_attn.o_proj.{kind}"] = _whole(
+                shape(c.hidden_size, c.num_heads * size), (*attention, "out", kind)
+            )
+        if kind == "weight" or c.mlp_bias:
+            for name, start in (("gate", 0), ("up", ffn)):
+                piece = Piece((*mlp, "gate_up", kind), 0, ffn, start)
+                found[f"mlp.{name}_proj.{kind}"] = Target(shape(ffn, c.hidden_size), (piece,))
+            found[f"mlp.down_proj.{kind}"] = _whole(shape(c.hidden_size, ffn), (*mlp, "down", kind))
     return found
 
 
-def fill(leaf: np.ndarray, where: Target, array: np.ndarray) -> None:
-    """Writes one checkpoint tensor into its part of a parameter, cast to the parameter's dtype.
+def fill(leaf: np.ndarray, piece: Piece, array: np.ndarray) -> None:
+    """Writes a piece of a checkpoint tensor into a parameter, cast to the parameter's dtype.
 
     Args:
       leaf: the parameter, `[out]`, `[out, in]` or, in blocks, `[out / block, in, block]`.
-      where: the tensor's target.
+      piece: which rows go where.
       array: the tensor.
     """
-    array = array[: where.shape[0]]
-    done = 0
-    for rows in where.rows or (range(len(array)),):
-        piece = array[done : done + len(rows)]
-        done += len(rows)
-        if leaf.ndim < 3:
-            leaf[rows.start : rows.stop] = piece
-        else:
-            row = np.arange(rows.start, rows.stop)
-            leaf[row // leaf.shape[2], :, row % leaf.shape[2]] = piece
+    rows = array[piece.source : piece.source + piece.rows]
+    if leaf.ndim < 3:
+        leaf[piece.start : piece.start + piece.rows] = rows
+    else:
+        row = np.arange(piece.start, piece.start + piece.rows)
+        leaf[row // leaf.shape[2], :, row % leaf.shape[2]] = rows

@@ -1,16 +1,23 @@
-"""Parts of the built-in decoder: norms, projections, the embedding, as Flax nnx modules."""
+"""Parts of the built-in decoder: norms, projections, the embedding, as Flax nnx modules.
+
+Weights have one of two layouts. The plain one is `[out, in]`. The blocked one is `[out / block, in, block]`: XLA's
+products on CPU then read memory in the order in which it lies, one product a block, which for 4 to 32 tokens takes half
+to two thirds of the time.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-# Tokens that a blocked product takes at once; more go through in turns, as each block gets a copy of its input.
-_TURN = 32
+# Every block needs its own copy of a product's input. These bound the copies, in tokens and in blocks.
+TOKENS_AT_ONCE = 32
+BLOCKS_AT_ONCE = 48
 
 
 class Norm(nnx.Module):
@@ -29,9 +36,6 @@ class Norm(nnx.Module):
 class Projection(nnx.Module):
     """`x @ weight.T + bias`.
 
-    The weight is `[out, in]`, or `[out / block, in, block]`. The blocked layout makes XLA's products on CPU read memory
-    in the order in which it lies: for 4 to 32 tokens they take two thirds of the time.
-
     Args:
       out: size of the output.
       into: size of the input.
@@ -42,53 +46,100 @@ class Projection(nnx.Module):
     """
 
     def __init__(self, out: int, into: int, *, bias: bool, block: int, dtype: str, rngs: nnx.Rngs):
-        shape = weight_shape(out, into, block)
-        self.weight = nnx.Param((jax.random.normal(rngs.params(), shape) * into**-0.5).astype(dtype))
+        shape = (out // block, into, block) if block and out % block == 0 else (out, into)
+        self.weight = _random(shape, into, dtype, rngs)
         self.bias = nnx.Param(jnp.zeros((out,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, in]` to `[B, T, out]`."""
         weight = self.weight[...]
-        y = jnp.moveaxis(jnp.tensordot(weight, x, (1, 2)), 0, -1) if weight.ndim == 2 else _blocked(weight, x)
+        y = _plain_product(weight, x) if weight.ndim == 2 else _blocked_product([weight], x)
         return y if self.bias is None else y + self.bias[...]
 
 
-def weight_shape(out: int, into: int, block: int) -> tuple[int, ...]:
-    """Shape of a projection's weight."""
-    return (out // block, into, block) if block and out % block == 0 else (out, into)
-
-
-def _blocked(weight: jax.Array, x: jax.Array) -> jax.Array:
-    count = math.prod(x.shape[:-1])
-    flat = x.reshape(count, x.shape[-1])
-    if count <= _TURN:
-        y = _one_turn(weight, flat)
-    else:
-        turns = -(-count // _TURN)
-        padded = jnp.pad(flat, ((0, turns * _TURN - count), (0, 0)))
-        y = lax.map(lambda rows: _one_turn(weight, rows), padded.reshape(turns, _TURN, -1))
-        y = y.reshape(turns * _TURN, -1)[:count]
-    return y.reshape(*x.shape[:-1], -1)
-
-
-def _one_turn(weight: jax.Array, x: jax.Array) -> jax.Array:
-    """`[out / block, in, block]` and `[M, in]` to `[M, out]`."""
-    y = jnp.einsum("nmi,nio->nmo", jnp.broadcast_to(x, (weight.shape[0], *x.shape)), weight)
-    return jnp.swapaxes(y, 0, 1).reshape(x.shape[0], -1)
-
-
 class Embedding(nnx.Module):
-    """Token vectors `[V, E]`, which are also the output projection of a tied model."""
+    """Token vectors, and the output projection of logits.
 
-    def __init__(self, vocab_size: int, size: int, *, dtype: str, rngs: nnx.Rngs):
-        self.weight = nnx.Param((jax.random.normal(rngs.params(), (vocab_size, size)) * size**-0.5).astype(dtype))
+    In the plain layout there is one parameter, `weight` `[V, E]`. In the blocked layout the vocabulary is cut into
+    parts, `part_0`, `part_1`, ..., each `[BLOCKS_AT_ONCE, E, block]` but the last, which holds the rest and rows of
+    zeros that fill its last block.
+
+    Args:
+      vocab_size: `V`.
+      size: `E`.
+      block: tokens in a block; 0: the plain layout.
+      dtype: of the parameters.
+      rngs: for the initial weights, stream `params`.
+    """
+
+    def __init__(self, vocab_size: int, size: int, *, block: int, dtype: str, rngs: nnx.Rngs):
+        self.vocab_size = vocab_size
+        self.parts = len(part_sizes(vocab_size, block)) if block else 0
+        if not block:
+            self.weight = _random((vocab_size, size), size, dtype, rngs)
+        for i, blocks in enumerate(part_sizes(vocab_size, block) if block else ()):
+            setattr(self, f"part_{i}", _random((blocks, size, block), size, dtype, rngs))
+
+    def _parts(self) -> list[jax.Array]:
+        return [getattr(self, f"part_{i}")[...] for i in range(self.parts)]
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """`[B, T]` token ids to `[B, T, E]`."""
-        return jnp.take(self.weight[...], tokens, axis=0)
+        if not self.parts:
+            return jnp.take(self.weight[...], tokens, axis=0)
+        first, *rest = self._parts()
+        block, rows = first.shape[2], first.shape[0] * first.shape[2]
+        found = first[jnp.minimum(tokens, rows - 1) // block, :, tokens % block]
+        for i, part in enumerate(rest, 1):
+            inside = tokens - i * rows
+            # Tokens of other parts all look at one place, so that this costs no memory traffic.
+            vector = part[jnp.clip(inside // block, 0, part.shape[0] - 1), :, jnp.where(inside < 0, 0, inside) % block]
+            found = jnp.where((inside >= 0)[..., None], vector, found)
+        return found
 
     def logits(self, x: jax.Array) -> jax.Array:
         """`[B, T, E]` to float32 `[B, T, V]`."""
-        # In this order XLA on CPU uses the weight as it lies; the other way round it copies it first.
-        y = jnp.tensordot(self.weight[...], x, (1, 2), preferred_element_type=jnp.float32)
-        return jnp.moveaxis(y, 0, -1)
+        if not self.parts:
+            return _plain_product(self.weight[...], x, jnp.float32)
+        return _blocked_product(self._parts(), x, jnp.float32)[..., : self.vocab_size]
+
+
+def part_sizes(vocab_size: int, block: int) -> list[int]:
+    """Blocks in each part of a blocked vocabulary."""
+    blocks = -(-vocab_size // block)
+    return [min(BLOCKS_AT_ONCE, blocks - i) for i in range(0, blocks, BLOCKS_AT_ONCE)]
+
+
+def _random(shape: tuple[int, ...], into: int, dtype: str, rngs: nnx.Rngs) -> nnx.Param:
+    return nnx.Param((jax.random.normal(rngs.params(), shape) * into**-0.5).astype(dtype))
+
+
+def _plain_product(weight: jax.Array, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+    """`[out, in]` and `[B, T, in]` to `[B, T, out]`."""
+    # With the weight on the left XLA on CPU uses it as it lies; on the right it copies it first.
+    return jnp.moveaxis(jnp.tensordot(weight, x, (1, 2), preferred_element_type=dtype), 0, -1)
+
+
+def _blocked_product(weights: Sequence[jax.Array], x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+    """Weights `[out / block, in, block]`, one after the other, and `[B, T, in]` to `[B, T, sum of out]`."""
+
+    def product(rows: jax.Array) -> jax.Array:
+        found = []
+        for weight in weights:
+            copies = jnp.broadcast_to(rows, (weight.shape[0], *rows.shape))
+            y = jnp.einsum("nmi,nio->nmo", copies, weight, preferred_element_type=dtype)
+            found.append(jnp.swapaxes(y, 0, 1).reshape(rows.shape[0], -1))
+        return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
+
+    return _in_turns(product, x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+
+def _in_turns(product: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+    """`product(rows)`, at most `TOKENS_AT_ONCE` rows at once."""
+    count = rows.shape[0]
+    turns = math.ceil(count / TOKENS_AT_ONCE)
+    if turns == 1:
+        return product(rows)
+    padded = jnp.pad(rows, ((0, turns * TOKENS_AT_ONCE - count), (0, 0)))
+    y = lax.map(product, padded.reshape(turns, TOKENS_AT_ONCE, -1))
+    return y.reshape(turns * TOKENS_AT_ONCE, -1)[:count]

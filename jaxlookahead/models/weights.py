@@ -19,6 +19,9 @@ Placement = jax.sharding.Sharding | Callable[[Path, tuple[int, ...]], jax.shardi
 
 CPU_BLOCK = 64
 
+# Outputs per block where parameters stay on one CPU: the width of XLA's product kernel for float32.
+CPU_BLOCK = 64
+
 
 class ParamsBuilder:
     """Takes the tensors of a Hugging Face checkpoint in any order and returns a model and its parameters.
@@ -30,7 +33,8 @@ class ParamsBuilder:
       config: of the model.
       dtype: of the parameters and the cache; None: the configuration's.
       sharding: where parameters go: None (the default device), one sharding for all, or a function of a parameter's
-        path (names from the root) and shape.
+        path (names from the root) and shape. Where none is given, on CPU, and the configuration leaves `block`
+        open, weights are laid out in blocks of 64 outputs.
     """
 
     def __init__(self, config: DecoderConfig, dtype: Any = None, sharding: Placement = None):
@@ -39,6 +43,9 @@ class ParamsBuilder:
         from jaxlookahead.models.decoder import Decoder
         from jaxlookahead.models.flax_nnx import from_nnx
 
+        if config.block is None:
+            plain = sharding is not None or jax.default_backend() != "cpu"
+            config = dataclasses.replace(config, block=0 if plain else CPU_BLOCK)
         self.config = dataclasses.replace(config, dtype=jnp.dtype(config.dtype if dtype is None else dtype).name)
         self._sharding = sharding
         self._model, self._tree = from_nnx(nnx.eval_shape(lambda: Decoder(self.config, rngs=nnx.Rngs(0))))
@@ -46,7 +53,8 @@ class ParamsBuilder:
         self._targets = targets(self.config)
         self._waiting: dict[Path, int] = dict.fromkeys(self._shapes, 0)
         for where in self._targets.values():
-            self._waiting[where.path] += 1
+            for piece in where.pieces:
+                self._waiting[piece.path] += 1
         self._missing = set(self._targets)
         self._partial: dict[Path, np.ndarray] = {}
         self._done: dict[Path, jax.Array] = {}
@@ -72,14 +80,15 @@ class ParamsBuilder:
         padded = where.more_rows and array.ndim == 2 and array.shape[0] >= where.shape[0]
         if array.shape != (((array.shape[0],) if padded else where.shape[:1]) + where.shape[1:]):
             raise ValueError(f"{name!r} has shape {array.shape}; the configuration asks for {where.shape}")
-        if where.path not in self._partial:
-            wanted = self._shapes[where.path]
-            self._partial[where.path] = np.empty(wanted.shape, wanted.dtype)
-        fill(self._partial[where.path], where, array)
         self._missing.remove(full)
-        self._waiting[where.path] -= 1
-        if not self._waiting[where.path]:
-            self._done[where.path] = self._place(where.path, self._partial.pop(where.path))
+        for piece in where.pieces:
+            path = piece.path
+            if path not in self._partial:
+                self._partial[path] = np.zeros(self._shapes[path].shape, self._shapes[path].dtype)
+            fill(self._partial[path], piece, array)
+            self._waiting[path] -= 1
+            if not self._waiting[path]:
+                self._done[path] = self._place(path, self._partial.pop(path))
 
     def finish(self) -> tuple[Model, Params]:
         """Returns the model and its parameters, nested dicts of arrays.

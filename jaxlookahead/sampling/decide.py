@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
 from jaxlookahead.sampling.filters import apply_filters, boundary_distance, is_filtered
 from jaxlookahead.sampling.noise import token_noise
-from jaxlookahead.sampling.params import SamplingArrays
 from jaxlookahead.sampling.processors import Context, Processor, apply_processors, needs_history
 
 

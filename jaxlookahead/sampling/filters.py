@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxlookahead.sampling.params import SamplingArrays
+from jaxlookahead.sampling.arrays import SamplingArrays
 
 _MAGNITUDE = 0x7FFFFFFF
 

@@ -1,10 +1,10 @@
 """Keyed noise: the number for output `t` of request `r` is a function of `(seed, r, t)` alone.
 
-The generator is written out here, in place of `jax.random`, because the bits that `jax.random` draws depend on
-the user's `jax_default_prng_impl` and `jax_threefry_partitionable`, and on the shape that is drawn. Here every
-number has its own counter, so batch size, slot, draft, tree, sharding and flags can't change it. (The bits are
-the same everywhere; the logarithms that turn them into Gumbel noise may be rounded otherwise by another
-compiled program, like the logits that they are added to.)
+The generator is written out here, in place of `jax.random`, because the bits that `jax.random` draws depend
+on the user's `jax_default_prng_impl` and `jax_threefry_partitionable`, and on the shape that is drawn. Here
+every number has its own counter, so batch size, slot, draft, tree, sharding and flags can't change it. (The
+bits are the same everywhere; the logarithms that turn them into Gumbel noise may be rounded otherwise by
+another compiled program, like the logits that they are added to.)
 """
 
 from __future__ import annotations

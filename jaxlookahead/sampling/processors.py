@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxlookahead.sampling.arrays import NO_TOKEN, SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint, constraint_mask
-from jaxlookahead.sampling.params import NO_TOKEN, SamplingArrays
 
 # (history [B, L] int32, length [B] int32, logits [B, V] float32) -> logits [B, V]. Entries of `history` from
 # `length` on are undefined.
