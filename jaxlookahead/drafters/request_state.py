@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jaxlookahead.drafters.calibration import MAX_MATCH, Calibration, success_bucket
-from jaxlookahead.drafters.expansion import Place, Side, Texts, estimate, learn, match_length, mover, step
+from jaxlookahead.drafters.estimates import Place, Side, Texts, estimate, learn, match_length, mover, step
 from jaxlookahead.drafters.suffix_index import DEPTH, END, FIRST, LAST, LINK, SHIFT, SuffixIndex
 
 # Tokens looked back at to find a place anew.

@@ -9,7 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, get_args
 
 from jaxlookahead.drafters.calibration import Calibration
-from jaxlookahead.drafters.expansion import Mode, Texts, grow
+from jaxlookahead.drafters.estimates import Texts
+from jaxlookahead.drafters.expansion import Mode, grow
 from jaxlookahead.drafters.memory import Memory, token_list
 from jaxlookahead.drafters.merging import merge_memories
 from jaxlookahead.drafters.persistence import pack, unpack, write_atomically

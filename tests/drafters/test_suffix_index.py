@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxlookahead.drafters import suffix_index
 from jaxlookahead.drafters.removal import remove_document, remove_root
+from jaxlookahead.drafters.request_state import search
 from jaxlookahead.drafters.suffix_index import (
     COUNT,
     DEPTH,
@@ -108,7 +109,12 @@ def test_match_is_the_longest_known_suffix(texts, depth, query):
     index, root, _ = build(texts, depth)
     known = index.contexts(root)
     longest = max((n for n in range(1, depth + 1) if tuple(query[-n:]) in known and n <= len(query)), default=0)
-    assert string(index, root, index.match(root, query)) == tuple(query[len(query) - longest :])
+    node, length, pointer = search(index, root, query)
+    assert string(index, root, node) == tuple(query[len(query) - longest :])
+    if pointer >= 0:
+        # What the pointer says was matched stands before it, and something stands after it.
+        assert [index.token_at(pointer - back) for back in range(length)] == query[::-1][:length]
+        assert 0 <= index.token_at(pointer + 1) < END
 
 
 @settings(max_examples=200)
@@ -224,5 +230,5 @@ def test_positions_are_renumbered_before_they_overflow(monkeypatch):
         assert index.position <= 500
     assert index.shifted > 0
     consistent(index, [root])
-    node = index.match(root, [7, 8])
+    node = search(index, root, [7, 8])[0]
     assert index.nodes[(index.nodes[(node << SHIFT) + TOP] << SHIFT) + TOKEN] == 9

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxlookahead.drafters import Draft, TrieDrafter, expansion
-from jaxlookahead.drafters.expansion import estimate, mover
+from jaxlookahead.drafters.estimates import estimate, mover
 from jaxlookahead.drafters.protocol import Drafter
 from jaxlookahead.drafters.suffix_index import END
 
@@ -204,10 +204,18 @@ def test_F4_exact_copy_beats_unigrams():
     assert (500, 501, 502, 503, 504, 505, 506) in paths(drafted(drafter, prompt, budget=32))
 
 
-def test_F10_unknown_and_meaningless_options():
+def test_A14_F10_unknown_and_meaningless_options():
+    assert TrieDrafter(depth=12).memory.index.depth == 12
     with pytest.raises(TypeError, match="branch_length"):
         TrieDrafter(branch_length=8)
-    for options in ({"mode": "hier"}, {"vocab_size": 0}, {"successors": -1}, {"depth": 0}, {"max_nodes": 10}):
+    for options in (
+        {"mode": "hier"},
+        {"vocab_size": 0},
+        {"successors": -1},
+        {"depth": 0},
+        {"depth": 5000},
+        {"max_nodes": 10},
+    ):
         with pytest.raises(ValueError, match=next(iter(options))):
             TrieDrafter(**options)
 
