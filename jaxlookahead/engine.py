@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -275,6 +275,7 @@ class Engine:
         self._stop_shape = (_power_of_two(max(stop_shape[0], 1)), _power_of_two(max(stop_shape[1], 1)))
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
+        self._prefilled: dict[tuple[int, ...], tuple[Cache | None, int]] = {}
         self.slots = 0
 
     @property
@@ -298,22 +299,32 @@ class Engine:
                 history = jnp.pad(history, ((0, 0), (0, self.slots + 1 - history.shape[1])))
             self._state = state.replace(cache=self._compiled.grow(state.cache, self.slots), history=history)
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
+    def admit(self, admissions: Sequence[Admission], again: Collection[tuple[int, ...]] = ()) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
 
         Prompts of similar length go through the model together, equal ones once.
+
+        Args:
+          admissions: the requests and their rows.
+          again: prompts, less their last token, that later admissions will have too: their prefill is kept for them.
         """
         groups: dict[tuple[int, ...], dict[tuple[int, ...], list[Admission]]] = {}
         for admission in admissions:
             held = tuple(admission.prompt[:-1])
+            self.reserve(len(held) + 1)
+            if held in self._prefilled:
+                self._enter(admission, *self._prefilled[held])
+                continue
             group = groups.setdefault(tuple(chunk_sizes(len(held))), {})
             group.setdefault(held, []).append(admission)
-            self.reserve(len(held) + 1)
+        self._prefilled = {held: entry for held, entry in self._prefilled.items() if held in again}
         for sizes, group in groups.items():
             cache = self._prefill(sizes, list(group)) if sizes else None
-            for source, entering in enumerate(group.values()):
+            for source, (held, entering) in enumerate(group.items()):
                 for admission in entering:
                     self._enter(admission, cache, source)
+                if held in again:
+                    self._prefilled[held] = (cache, source)
         if self._settings is not None:
             chosen = self._settings_of_rows
             self._row_settings = jax.device_put(jax.tree.map(lambda x: np.asarray(x)[chosen], self._settings))
