@@ -113,19 +113,21 @@ def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options:
-    max_new_tokens: int | Sequence[int]
-    drafter: Drafter | str | None
-    width: int | None
-    adapt: bool
-    eos_ids: Sequence[int]
-    stop: Sequence[Sequence[int]]
-    rows: int
-    namespaces: Any
-    sampling: Sampling | Sequence[Sampling] | None
-    request_ids: Sequence[int] | None
-    logprobs: bool
-    processors: Sequence[Processor]
-    constraint: Constraint | None
+    """The options of `generate`, which documents them."""
+
+    max_new_tokens: int | Sequence[int] = 128
+    drafter: Drafter | str | None = "trie"
+    width: int | None = None
+    adapt: bool = True
+    eos_ids: Sequence[int] = ()
+    stop: Sequence[Sequence[int]] = ()
+    rows: int = 8
+    namespaces: Any = None
+    sampling: Sampling | Sequence[Sampling] | None = None
+    request_ids: Sequence[int] | None = None
+    logprobs: bool = False
+    processors: Sequence[Processor] = ()
+    constraint: Constraint | None = None
 
 
 class _Run:
@@ -435,42 +437,12 @@ def warm_up(
     engine.warm_up(tokens + widest, buckets(widest))
 
 
-def stream(
-    model: Model,
-    params: Params,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int | Sequence[int] = 128,
-    drafter: Drafter | str | None = "trie",
-    width: int | None = None,
-    adapt: bool = True,
-    eos_ids: Sequence[int] = (),
-    stop: Sequence[Sequence[int]] = (),
-    rows: int = 8,
-    namespaces: Any = None,
-    sampling: Sampling | Sequence[Sampling] | None = None,
-    request_ids: Sequence[int] | None = None,
-    logprobs: bool = False,
-    processors: Sequence[Processor] = (),
-    constraint: Constraint | None = None,
-) -> Iterator[Chunk]:
-    """Like `generate`, but yields a `Chunk` for each request and step as it happens.
+def stream(model: Model, params: Params, prompts: Sequence[Sequence[int]], **options: Any) -> Iterator[Chunk]:
+    """Like `generate`, with the same options, but yields a `Chunk` for each request and step as it happens.
 
     Arguments are checked at the call, not at the first chunk. Closing the iterator ends the requests.
     """
-    options = _Options(
-        max_new_tokens=max_new_tokens,
-        drafter=drafter,
-        width=width,
-        adapt=adapt,
-        eos_ids=eos_ids,
-        stop=stop,
-        rows=rows,
-        namespaces=namespaces,
-        sampling=sampling,
-        request_ids=request_ids,
-        logprobs=logprobs,
-        processors=processors,
-        constraint=constraint,
-    )
-    return _Run(model, params, prompts, options).stream()
+    unknown = options.keys() - {field.name for field in dataclasses.fields(_Options)}
+    if unknown:
+        raise TypeError(f"stream() has no option {', '.join(sorted(unknown))}; its options are those of generate()")
+    return _Run(model, params, prompts, _Options(**options)).stream()
