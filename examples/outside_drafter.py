@@ -4,7 +4,7 @@
     python examples/outside_drafter.py TRACES
 
 replays recorded responses with the trie drafter, with the suffix cache, and with both. To decode with it, pass
-`drafter=ArcticDrafter()` or `drafter=WithArctic()` to `jaxlookahead.generate`.
+`drafter=ArcticDrafter()` or `drafter=with_arctic()` to `jaxlookahead.generate`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from jaxlookahead.drafters import Draft, DrafterBase, OutsideSource, TrieDrafter
+from jaxlookahead.drafters import Draft, DrafterBase, DrafterSource, TrieDrafter
 from jaxlookahead.drafters.sources import checked_tree
 from jaxlookahead.replay.report import table
 from jaxlookahead.replay.run import replay
@@ -55,7 +55,9 @@ class ArcticDrafter(DrafterBase):
         self.cache.add_active_response(request, list(tokens))
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
-        return checked_tree(self.propose(request, self._texts[request], budget), budget, max_depth)
+        newest = self._texts[request][-64:]
+        found = self.cache.speculate(request, newest, max_spec_tokens=budget, **self.options)
+        return checked_tree((found.token_ids, found.parents, found.probs), budget, max_depth)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
         del self._texts[request]
@@ -63,50 +65,16 @@ class ArcticDrafter(DrafterBase):
         if not remember:
             self.cache.evict_cached_response(request)
 
-    def propose(self, request: Hashable, text: Sequence[int], budget: int) -> tuple[Any, ...]:
-        """The cache's tree for the end of `text`."""
-        found = self.cache.speculate(request, list(text[-64:]), max_spec_tokens=budget, **self.options)
-        return found.token_ids, found.parents, found.probs
 
-
-class WithArctic(TrieDrafter):
-    """The trie drafter with the suffix cache's tree as one more source."""
-
-    def __init__(self, **options: Any) -> None:
-        self.arctic = ArcticDrafter()
-        source = OutsideSource(self._propose, name="arctic", first=False)
-        super().__init__(sources=[source], **options)
-        self._request: Hashable = None
-
-    def _propose(self, text: list[int], budget: int, max_depth: int) -> tuple[Any, ...]:
-        del max_depth
-        return self.arctic.propose(self._request, text, budget)
-
-    def insert(self, tokens: Sequence[int], **options: Any) -> None:
-        super().insert(tokens, **options)
-        self.arctic.insert(tokens)
-
-    def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
-        super().begin(request, prompt, namespace=namespace)
-        self.arctic.begin(request, prompt)
-
-    def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
-        super().extend(request, tokens)
-        self.arctic.extend(request, tokens)
-
-    def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
-        self._request = request
-        return super().draft(request, budget, max_depth)
-
-    def end(self, request: Hashable, *, remember: bool = True) -> None:
-        super().end(request, remember=remember)
-        self.arctic.end(request, remember=remember)
+def with_arctic() -> TrieDrafter:
+    """The trie drafter with the suffix cache's trees as one more source."""
+    return TrieDrafter(sources=[DrafterSource(ArcticDrafter(), "arctic", first=False)])
 
 
 def main() -> None:
     traces = read_traces(sys.argv[1])
     arctic = replay(ArcticDrafter, traces)
-    for make in (TrieDrafter, WithArctic):
+    for make in (TrieDrafter, with_arctic):
         print(table(replay(make, traces), f"{make.__name__}, budget 32, warm", arctic, "arctic"), end="\n\n")
 
 
