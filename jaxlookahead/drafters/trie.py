@@ -145,7 +145,7 @@ class TrieDrafter(DrafterBase):
                 labels=self.labels,
             )
             state.estimated = draft.probs or []
-            draft.probs = texts.calibration.corrected(state.estimated)
+            draft.probs = texts.calibration.corrected(state.estimated, draft.parents)
             return draft
 
     def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
