@@ -304,9 +304,11 @@ def _settings(
     requests: Sequence[_Request], samplings: Sequence[Sampling], options: _Options, vocab_size: int
 ) -> SamplingArrays:
     """The settings of all requests, and at the end those of an empty row."""
-    ids = range(len(samplings)) if options.request_ids is None else options.request_ids
+    ids = list(range(len(samplings)) if options.request_ids is None else options.request_ids)
     if len(ids) != len(samplings):
         raise ValueError(f"request_ids has {len(ids)} entries for {len(samplings)} prompts; give one for each")
+    if max((_check_count("request_ids", x, 0) for x in ids), default=0) >= 2**31:
+        raise ValueError(f"request_ids must be below 2^31, got {max(ids)}")
     chosen = []
     for request in requests:
         sampling = samplings[request.index]
@@ -314,7 +316,7 @@ def _settings(
         chosen.append(dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64))
     return pack(
         [*chosen, Sampling()],
-        requests=[*(int(ids[request.index]) for request in requests), -1],
+        requests=[*(ids[request.index] for request in requests), -1],
         vocab_size=vocab_size,
         eos_ids=options.eos_ids,
         sizes=Sizes.of(chosen, options.eos_ids),
@@ -362,7 +364,7 @@ def generate(
     processors: Sequence[Processor] = (),
     constraint: Constraint | None = None,
 ) -> Generation:
-    """Decodes prompts, greedily or sampled. The tokens are those of plain decoding (`drafter=None`), whatever the drafter.
+    """Decodes prompts, greedily or sampled, with the tokens of plain decoding (`drafter=None`), whatever the drafter.
 
     The one exception is a floating-point near-tie: a step that scores several tokens sums in another order than a
     step that scores one. `Output.margins` tells how close each decision was.

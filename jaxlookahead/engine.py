@@ -23,8 +23,9 @@ from jaxlookahead.drafters.protocol import Draft
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
+from jaxlookahead.sampling.decide import LOGPROBS
 from jaxlookahead.sampling.processors import Processor
-from jaxlookahead.sampling.rule import LOGPROBS, sampling_rule
+from jaxlookahead.sampling.rule import sampling_rule
 from jaxlookahead.step import greedy_rule, prefill, verify
 from jaxlookahead.tree import DraftTree, pack
 
@@ -55,7 +56,7 @@ class StepResult(NamedTuple):
     margins: np.ndarray  # [B, N] float32
     counts: np.ndarray  # [B] int32
     finish: np.ndarray  # [B] int32
-    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.rule.LOGPROBS`; empty without sampling settings
+    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.decide.LOGPROBS`; empty without sampling settings
 
 
 class Compiled(NamedTuple):
