@@ -1,6 +1,6 @@
 """Is sampled output with drafts that of plain decoding? `python -m jaxlookahead.bench.equality traces.jsonl`.
 
-Every prompt is decoded with every setting and seed, settings mixed within each batch: without drafts, then with the
+Every prompt is decoded with every seed and setting, settings mixed within each batch: without drafts, then with the
 trie, with a trie that has seen the very responses (deep acceptance), and with nonsense drafts. Some requests are then
 decoded once more, each alone. All must give the same tokens; a difference counts as a failure where the decision that
 parted the texts was no floating-point tie. Tokens after a difference are not compared.
@@ -68,16 +68,24 @@ class Case:
     request_id: int
 
 
-def make_cases(prompts: Sequence[list[int]], seeds: int, vocab_size: int) -> list[Case]:
-    """Every prompt with every seed and setting; neighbours share a prompt and differ in their settings."""
-    choices = settings(vocab_size)
-    named = [
-        (prompt, name, dataclasses.replace(sampling, seed=seed))
-        for prompt in prompts
-        for seed in range(seeds)
-        for name, sampling in choices.items()
-    ]
-    return [Case(*case, request_id=i) for i, case in enumerate(named)]
+def make_cases(prompts: Sequence[list[int]], seeds: int, vocab_size: int, per_seed: int | None = None) -> list[Case]:
+    """Every prompt with every seed and setting; neighbours share a prompt and differ in their settings.
+
+    Args:
+      prompts: token ids.
+      seeds: how many.
+      vocab_size: `V`.
+      per_seed: how many settings each prompt and seed meet, in turns; all of them by default.
+    """
+    choices = list(settings(vocab_size).items())
+    count = len(choices) if per_seed is None else per_seed
+    cases: list[Case] = []
+    for prompt in prompts:
+        for seed in range(seeds):
+            for _ in range(count):
+                name, sampling = choices[len(cases) % len(choices)]
+                cases.append(Case(prompt, name, dataclasses.replace(sampling, seed=seed), request_id=len(cases)))
+    return cases
 
 
 @dataclasses.dataclass
@@ -252,6 +260,9 @@ def main() -> None:
     parser.add_argument("--checkpoint", help="GGUF file, Hugging Face directory or hub id; else the demo's model")
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument(
+        "--per-seed", type=int, help="settings that each prompt and seed meet, in turns; all by default"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=48)
     parser.add_argument("--longest-prompt", type=int, default=128, help="tokens; longer prompts are left out")
     parser.add_argument("--rows", type=int, default=8)
@@ -264,7 +275,7 @@ def main() -> None:
 
     loaded = load(options.checkpoint, tokenizer=None) if options.checkpoint else load(tokenizer=None)
     prompts = read_prompts(options.traces, options.prompts, options.longest_prompt)
-    cases = make_cases(prompts, options.seeds, loaded.model.vocab_size)
+    cases = make_cases(prompts, options.seeds, loaded.model.vocab_size, options.per_seed)
     found = compare(
         loaded.model,
         loaded.params,
