@@ -9,20 +9,19 @@ import time
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxlookahead import accept, tree
 from jaxlookahead.drafters.protocol import Draft, Drafter
 from jaxlookahead.drafters.registry import make_drafter
-from jaxlookahead.engine import Admission, Engine, StepResult
+from jaxlookahead.engine import Admission, Engine, StepResult, platform_of
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats
 from jaxlookahead.sampling.arrays import SamplingArrays, Sizes, pack
 from jaxlookahead.sampling.constraints import Constraint
 from jaxlookahead.sampling.params import Sampling
 from jaxlookahead.sampling.processors import Processor
-from jaxlookahead.width import MAX_WIDTH, WidthController, buckets
+from jaxlookahead.width import WidthController, buckets, default_width
 
 _handles = itertools.count()
 
@@ -137,7 +136,6 @@ class _Run:
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
         self.vocab_size = model.vocab_size
         self.width = _max_width(params, options.width)
-        self.controller = WidthController(self.width, _platform(params)) if options.adapt else None
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
         self.eos_ids = list(options.eos_ids)
@@ -161,6 +159,7 @@ class _Run:
             processors=tuple(options.processors),
             constraint=options.constraint,
         )
+        self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
 
     def generation(self) -> Generation:
         return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)
@@ -238,8 +237,7 @@ class _Run:
         self.stats.draft_seconds += drafted - start
         self.stats.step_seconds += done - drafted
         self.stats.steps += 1
-        if self.controller is not None:
-            self.controller.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
+        self.engine.costs.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
         chunks = [self._tell(row, x, result) for row, x in enumerate(self.rows) if x is not None]
         yield from chunks
         bad = [chunk for chunk in chunks if chunk.finish_reason == accept.FINISH_REASONS[accept.BAD_LOGITS]]
@@ -277,17 +275,9 @@ class _Run:
         return chunk
 
 
-def _platform(params: Params) -> str:
-    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
-    for leaf in jax.tree.leaves(params):
-        if isinstance(leaf, jax.Array):
-            return next(iter(leaf.devices())).platform
-    return jax.default_backend()
-
-
 def _max_width(params: Params, width: int | None) -> int:
     if width is None:
-        return MAX_WIDTH.get(_platform(params), MAX_WIDTH["gpu"])
+        return default_width(platform_of(params))
     return _check_count("width", width, 1)
 
 
@@ -364,7 +354,7 @@ def generate(
     processors: Sequence[Processor] = (),
     constraint: Constraint | None = None,
 ) -> Generation:
-    """Decodes prompts, greedily or sampled, with the tokens of plain decoding (`drafter=None`), whatever the drafter.
+    """Decodes prompts, greedily or sampled. The tokens are those of plain decoding (`drafter=None`) with any drafter.
 
     The one exception is a floating-point near-tie: a step that scores several tokens sums in another order than a
     step that scores one. `Output.margins` tells how close each decision was.

@@ -28,6 +28,7 @@ from jaxlookahead.sampling.processors import Processor
 from jaxlookahead.sampling.rule import sampling_rule
 from jaxlookahead.step import greedy_rule, prefill, verify
 from jaxlookahead.tree import DraftTree, pack
+from jaxlookahead.width import Costs, free_tokens
 
 CHUNKS = (16, 64, 256)
 
@@ -68,6 +69,7 @@ class Compiled(NamedTuple):
     set_row: Callable[..., State]
     step: Callable[..., tuple[State, jax.Array]]
     grow: Callable[..., Cache]
+    costs: Costs
 
 
 def _float_bits(x: jax.Array) -> jax.Array:
@@ -75,7 +77,9 @@ def _float_bits(x: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=16)
-def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: Constraint | None = None) -> Compiled:
+def compiled(
+    model: Model, platform: str, processors: tuple[Processor, ...] = (), constraint: Constraint | None = None
+) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
 
@@ -166,7 +170,16 @@ def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: C
         set_row=jax.jit(set_row, donate_argnums=0),
         step=jax.jit(step, donate_argnums=1),
         grow=jax.jit(grow, static_argnums=1),
+        costs=Costs(free_tokens(platform)),
     )
+
+
+def platform_of(params: Params) -> str:
+    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            return next(iter(leaf.devices())).platform
+    return jax.default_backend()
 
 
 def chunk_sizes(tokens: int) -> list[int]:
@@ -223,7 +236,7 @@ class Engine:
           processors: the user's own logits processors.
           constraint: a host callback that says which tokens are allowed.
         """
-        self._compiled = compiled(model, processors, constraint)
+        self._compiled = compiled(model, platform_of(params), processors, constraint)
         self._settings = settings
         self._settings_of_rows = np.full(rows, -1)
         self._row_settings: SamplingArrays | None = None
@@ -235,6 +248,11 @@ class Engine:
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
         self.slots = 0
+
+    @property
+    def costs(self) -> Costs:
+        """Measured step times, shared with other engines of the model."""
+        return self._compiled.costs
 
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of `tokens` committed and scratch slots."""

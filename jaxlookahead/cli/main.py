@@ -13,6 +13,7 @@ import jaxlookahead
 COMMANDS = {
     "demo": "decode a few prompts with and without drafting, and compare",
     "generate": "decode your own prompts",
+    "bench": "measure plain against lookahead decoding on your prompts",
 }
 # What the library raises on bad input; anything else is a fault of ours and keeps its traceback.
 _EXPECTED = (ValueError, TypeError, OSError, RuntimeError, ImportError, FloatingPointError)
