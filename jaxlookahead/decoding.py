@@ -34,6 +34,8 @@ class _Request:
     namespace: Hashable | None
     place: int  # among all requests of the call
     sample: int = 0
+    sampling: Sampling | None = None
+    noise_id: int = -1  # the `r` of its noise
     handle: int = dataclasses.field(default_factory=lambda: next(_handles))
     stats: Stats = dataclasses.field(default_factory=Stats)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
@@ -138,6 +140,13 @@ class _Run:
         self.width = _max_width(params, options.width)
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
+        # Drafts that were sampled: `generate` must know from which distribution.
+        self.stochastic = getattr(self.drafter, "stochastic", False) and options.sampling is not None
+        if self.stochastic and self.drafter.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"the draft model has {self.drafter.vocab_size} token ids and the model {self.vocab_size}; drafts can "
+                "be rejected by chance only where the vocabularies are the same: use mode='coupled'"
+            )
         self.eos_ids = list(options.eos_ids)
         if self.eos_ids:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
@@ -187,6 +196,8 @@ class _Run:
                 self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
+                    if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
+                        self.drafter.begin_sampling(request.handle, request.sampling, request.noise_id)
                 limit = request.max_new_tokens
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:
@@ -229,7 +240,10 @@ class _Run:
         start = time.perf_counter()
         packed = self._draft()
         drafted = time.perf_counter()
-        out = self.engine.dispatch(packed)
+        proposal = None
+        if self.stochastic:
+            proposal = self.drafter.proposal([None if x is None else x.handle for x in self.rows])
+        out = self.engine.dispatch(packed, proposal)
         if self.drafter is not None:
             self.drafter.idle()
         result = self.engine.collect(out)
@@ -303,10 +317,12 @@ def _settings(
     for request in requests:
         sampling = samplings[request.index]
         # Each sample draws from a seed of its own.
-        chosen.append(dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64))
+        request.sampling = dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64)
+        request.noise_id = ids[request.index]
+        chosen.append(request.sampling)
     return pack(
         [*chosen, Sampling()],
-        requests=[*(ids[request.index] for request in requests), -1],
+        requests=[*(request.noise_id for request in requests), -1],
         vocab_size=vocab_size,
         eos_ids=options.eos_ids,
         sizes=Sizes.of(chosen, options.eos_ids),

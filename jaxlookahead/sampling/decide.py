@@ -23,7 +23,7 @@ def _log_total(logits: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def _logprob(logits: jax.Array, token: jax.Array) -> jax.Array:
+def logprob(logits: jax.Array, token: jax.Array) -> jax.Array:
     index = lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     picked = jnp.max(jnp.where(index == token[..., None], logits, -jnp.inf), axis=-1)
     return picked - _log_total(logits)[..., 0]
@@ -45,7 +45,7 @@ def decide_greedy(logits: jax.Array) -> Decision:
     """
     logits = logits.astype(jnp.float32)
     token, margin, bad = best_two(logits)
-    return Decision(token=token, margin=margin, bad=bad, scores=dict.fromkeys(LOGPROBS, _logprob(logits, token)))
+    return Decision(token=token, margin=margin, bad=bad, scores=dict.fromkeys(LOGPROBS, logprob(logits, token)))
 
 
 def process(
@@ -140,7 +140,7 @@ def decide(
         token=token,
         margin=jnp.where(bad, 0, margin),
         bad=bad,
-        scores={"logprob_raw": _logprob(logits, token), "logprob": _logprob(processed, token)},
+        scores={"logprob_raw": logprob(logits, token), "logprob": logprob(processed, token)},
     )
 
 
