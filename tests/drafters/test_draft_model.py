@@ -12,7 +12,7 @@ from jaxlookahead.results import first_difference
 from jaxlookahead.sampling import Sampling
 
 V = 50
-PROMPTS = [np.random.default_rng(n).integers(0, V, n).tolist() for n in (1, 5, 40, 17, 150, 3)]
+PROMPTS = [np.random.default_rng(n).integers(0, V, n).tolist() for n in (1, 5, 40, 17, 80, 3)]
 MIXED = [
     Sampling(temperature=0.7, top_p=0.9, seed=1),
     Sampling(temperature=1.0, repetition_penalty=1.3, no_repeat_ngram=3, seed=2),
@@ -21,7 +21,7 @@ MIXED = [
     Sampling(temperature=1.0, num_samples=2, seed=4),
     Sampling(temperature=0.9, seed=5),
 ]
-OPTIONS = dict(max_new_tokens=24, adapt=False, width=8)
+OPTIONS = dict(max_new_tokens=24, adapt=False, width=4)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,7 @@ def assert_same(a, b):
         assert difference is None or difference.margin < 1e-4, (x.request, difference)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
-@pytest.mark.parametrize("mode", ["coupled", "greedy"])
+@pytest.mark.parametrize(("mode", "rows"), [("coupled", 1), ("coupled", 3), ("greedy", 3)])
 def test_output_is_that_of_plain_decoding(tiny, near, plain, mode, rows):
     drafter = DraftModel(*near, depth=3, mode=mode)
     drafted = generate(*tiny, PROMPTS, sampling=MIXED, drafter=drafter, rows=rows, **OPTIONS)
@@ -116,12 +115,12 @@ def test_draft_equals_a_loop_over_the_model(other):
 
 
 def test_A36_draft_model_with_a_shorter_context(tiny, plain):
-    short = tiny_decoder(vocab_size=V, max_length=48)
+    short = tiny_decoder(vocab_size=V, max_length=36)
     drafter = DraftModel(*short, depth=3)
     drafted = generate(*tiny, PROMPTS, sampling=MIXED, drafter=drafter, rows=3, **OPTIONS)
     assert_same(plain, drafted)
     for output in drafted:
-        late = len(PROMPTS[output.request]) + np.arange(len(output.tokens)) >= 48
+        late = len(PROMPTS[output.request]) + np.arange(len(output.tokens)) >= 36
         assert not output.from_draft[late].any()
         assert late.all() or output.from_draft.any()
 
