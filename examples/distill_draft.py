@@ -25,6 +25,7 @@ import optax
 from flax import nnx
 
 from jaxlookahead import generate, load
+from jaxlookahead.checkpoints.tokenizer import chat_ids
 from jaxlookahead.drafters.draft_model import DraftModel
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.decoder import Decoder
@@ -74,9 +75,13 @@ def score(model: Model, params: Params, tokens: jax.Array) -> jax.Array:
     return model.forward(params, tokens, positions, mask, model.init_cache(rows, size), jnp.int32(0))[0]
 
 
+def question(loaded: Any, text: str) -> list[int]:
+    return chat_ids(loaded.tokenizer, [{"role": "user", "content": text}])
+
+
 def own_text(loaded: Any, count: int) -> list[list[int]]:
     """Prompts and sampled responses of the model itself, `count` tokens or more."""
-    prompts = [loaded.tokenizer.encode(task.format(topic)) for topic in TOPICS for task in TASKS]
+    prompts = [question(loaded, task.format(topic)) for topic in TOPICS for task in TASKS]
     texts, seed = [], 0
     while sum(map(len, texts)) < count:
         sampling = Sampling(temperature=1.0, seed=seed)
@@ -206,7 +211,7 @@ def main() -> None:
         tests = tests[:: max(len(tests) // options.prompts, 1)][: options.prompts]
     else:
         learn = own_text(loaded, options.tokens)
-        tests = [loaded.tokenizer.encode(f"Tell me about {topic}.") for topic in TOPICS]
+        tests = [question(loaded, f"Tell me about {topic}.") for topic in TOPICS]
     data = windows(learn, options.tokens)
     start = time.perf_counter()
     targets, probs = teach(loaded.model, loaded.params, data)

@@ -99,7 +99,8 @@ class Comparison:
       equal: those of them that are equal throughout.
       tokens: compared tokens, up to the first difference of each response.
       accepted: how many of the tokens a draft had proposed.
-      logprob: the largest difference between log-probabilities of one token.
+      gaps: the largest difference between log-probabilities of one token, by their name. Those under the processed
+        distribution may differ by a token at the edge of top-k, top-p or min-p that falls on the other side of it.
       differences: where responses part, and with which setting.
     """
 
@@ -109,7 +110,7 @@ class Comparison:
     equal: int = 0
     tokens: int = 0
     accepted: int = 0
-    logprob: float = 0.0
+    gaps: dict[str, float] = dataclasses.field(default_factory=dict)
     differences: list[tuple[str, Difference]] = dataclasses.field(default_factory=list)
 
     def add(self, setting: str, wanted: Output, got: Output) -> None:
@@ -121,7 +122,7 @@ class Comparison:
         self.accepted += int(got.from_draft[:size].sum())
         for name, values in wanted.scores.items():
             gap = np.abs(values[:size] - got.scores[name][:size])
-            self.logprob = max(self.logprob, float(gap.max(initial=0)))
+            self.gaps[name] = float(gap.max(initial=self.gaps.get(name, 0.0)))
         if difference is None:
             self.equal += 1
         else:
@@ -133,11 +134,12 @@ class Comparison:
         return sum(not difference.margin <= TIE for _, difference in self.differences)
 
     def __str__(self) -> str:
+        gaps = ", ".join(f"{name} {gap:.2g}" for name, gap in self.gaps.items())
         text = (
             f"{self.name}: {self.sequences} sequences, {self.tokens} tokens compared, {self.accepted} from drafts, "
             f"{self.equal} sequences equal, {len(self.differences)} part at a tie or otherwise, "
             f"{self.failures} of them with a margin over {TIE:g}; "
-            f"log-probabilities differ by at most {self.logprob:.2g}; {self.seconds:.0f} s"
+            f"largest differences of log-probabilities: {gaps}; {self.seconds:.0f} s"
         )
         for setting, difference in self.differences:
             text += f"\n    {setting}: token {difference.position}, margin {difference.margin:.2g}"
