@@ -3,8 +3,8 @@
 Times the compiled steps that `generate` runs, on random weights of SmolLM2-135M's shape; for other vocabularies only
 the embedding grows, which flatters no sampler: the rest of the step stays small. Trees hold a path of `accepted` nodes
 that each setting does accept, the other nodes are wrong. All settings take turns within a round, so a busy machine
-disturbs them alike. The table shows the median of a round's ratios to the greedy step and, in brackets, the ratio of the
-least times.
+disturbs them alike. The table shows the median of a round's ratios to the greedy step and, in brackets, the ratio of
+the least times.
 """
 
 from __future__ import annotations
