@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from jaxlookahead.drafters.trie import TrieDrafter
     from jaxlookahead.models.protocol import Model
     from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats, first_difference
+    from jaxlookahead.rollout import Rollout
+    from jaxlookahead.sampling.params import Sampling
     from jaxlookahead.step import Verified, verify
     from jaxlookahead.testing import check_model
     from jaxlookahead.tree import DraftTree
@@ -29,6 +31,8 @@ _MODULES = {
     "Model": "models.protocol",
     "Output": "results",
     "PromptLookup": "drafters.prompt_lookup",
+    "Rollout": "rollout",
+    "Sampling": "sampling.params",
     "Stats": "results",
     "TrieDrafter": "drafters.trie",
     "UnsupportedCacheError": "cache",
@@ -54,6 +58,8 @@ __all__ = [
     "Model",
     "Output",
     "PromptLookup",
+    "Rollout",
+    "Sampling",
     "Stats",
     "TrieDrafter",
     "UnsupportedCacheError",

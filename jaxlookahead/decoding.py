@@ -202,7 +202,9 @@ class _Run:
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:
             start = time.perf_counter()
-            self.engine.admit(admissions)
+            # Samples of one prompt wait together.
+            again = {tuple(request.prompt[:-1]) for request in self.waiting if request.sample > 0}
+            self.engine.admit(admissions, again)
             self.engine.wait()
             self.stats.prefill_seconds += time.perf_counter() - start
 

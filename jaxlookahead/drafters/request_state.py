@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jaxlookahead.drafters.calibration import MAX_MATCH, Calibration, success_bucket
-from jaxlookahead.drafters.expansion import Place, Side, Texts, estimate, learn, match_length, mover, step
+from jaxlookahead.drafters.estimates import Place, Side, Texts, estimate, learn, match_length, mover, step
 from jaxlookahead.drafters.suffix_index import DEPTH, END, FIRST, LAST, LINK, SHIFT, SuffixIndex
 
 # Tokens looked back at to find a place anew.
@@ -26,6 +26,7 @@ class RequestState:
         self.prompt_length = prompt_length
         self.rates = [0.5, 0.5]
         self.side: Side | None = None
+        self.estimated: list[float] = []
         self._place: Place | None = None
         self._version = (-1, -1)
 

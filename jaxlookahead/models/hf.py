@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jaxlookahead.models.config import ACTIVATIONS, DecoderConfig
-from jaxlookahead.models.layers import part_sizes
+from jaxlookahead.models.layers import PROJECTION_BLOCKS, VOCABULARY_BLOCKS, part_sizes
 from jaxlookahead.models.rope import RopeConfig
 
 Path = tuple[str, ...]
@@ -163,24 +163,27 @@ def _whole(shape: tuple[int, ...], path: Path) -> Target:
 
 
 def _vocabulary(c: DecoderConfig, name: str, block: int) -> Target:
-    pieces, done = [], 0
-    for i, blocks in enumerate(part_sizes(c.vocab_size, block) if block else ()):
-        rows = min(blocks * block, c.vocab_size - done)
-        pieces.append(Piece((name, f"part_{i}"), done, rows))
-        done += rows
-    plain = Piece((name, "weight"), 0, c.vocab_size)
-    return Target((c.vocab_size, c.hidden_size), tuple(pieces) or (plain,), more_rows=True)
+    pieces = _in_parts((name,), Piece((), 0, c.vocab_size), part_sizes(c.vocab_size, block, VOCABULARY_BLOCKS), block)
+    return Target((c.vocab_size, c.hidden_size), pieces, more_rows=True)
+
+
+def _in_parts(module: Path, piece: Piece, sizes: list[int], block: int) -> tuple[Piece, ...]:
+    """Cuts a piece of a weight at the borders of the weight's parts."""
+    if not sizes:
+        return (dataclasses.replace(piece, path=(*module, "weight")),)
+    cut, border = [], 0
+    for i, blocks in enumerate(sizes):
+        first, last = max(piece.start, border), min(piece.start + piece.rows, border + blocks * block)
+        if first < last:
+            source = piece.source + first - piece.start
+            cut.append(Piece((*module, f"part_{i}"), source, last - first, first - border))
+        border += blocks * block
+    return tuple(cut)
 
 
 def _layer_targets(c: DecoderConfig, layer: str) -> dict[str, Target]:
     group, size, ffn = c.queries_per_kv, c.head_size, c.intermediate_size
     attention, mlp = (layer, "attention"), (layer, "mlp")
-
-    def heads(first: int, count: int, kind: str) -> tuple[Piece, ...]:
-        """For each kv head the rows of `count` heads, which start at the `first` of its `G + 2` in the parameter."""
-        path, rows = (*attention, "qkv", kind), count * size
-        return tuple(Piece(path, k * rows, rows, (k * (group + 2) + first) * size) for k in range(c.num_kv_heads))
-
     found = {
         "input_layernorm.weight": _whole((c.hidden_size,), (layer, "attention_norm", "scale")),
         "post_attention_layernorm.weight": _whole((c.hidden_size,), (layer, "mlp_norm", "scale")),
@@ -188,26 +191,27 @@ def _layer_targets(c: DecoderConfig, layer: str) -> dict[str, Target]:
     if c.qk_norm:
         found["self_attn.q_norm.weight"] = _whole((size,), (*attention, "q_norm", "scale"))
         found["self_attn.k_norm.weight"] = _whole((size,), (*attention, "k_norm", "scale"))
-    for kind in ("weight", "bias"):
 
-        def shape(outputs: int, inputs: int, kind: str = kind) -> tuple[int, ...]:
-            return (outputs, inputs) if kind == "weight" else (outputs,)
+    def product(name: str, module: Path, out: int, into: int, bias: bool, pieces: Sequence[Piece]) -> None:
+        block = c.block if c.block and out % c.block == 0 else 0
+        sizes, rows = part_sizes(out, block, PROJECTION_BLOCKS), sum(piece.rows for piece in pieces)
+        cut = tuple(part for piece in pieces for part in _in_parts(module, piece, sizes, block))
+        found[f"{name}.weight"] = Target((rows, into), cut)
+        if bias:
+            whole = tuple(dataclasses.replace(piece, path=(*module, "bias")) for piece in pieces)
+            found[f"{name}.bias"] = Target((rows,), whole)
 
-        if kind == "weight" or c.qkv_bias:
-            for name, first, count in (("q", 0, group), ("k", group, 1), ("v", group + 1, 1)):
-                outputs = c.num_kv_heads * count * size
-                found[f"self_attn.{name}_proj.{kind}"] = Target(
-                    shape(outputs, c.hidden_size), heads(first, count, kind)
-                )
-        if kind == "weight" or c.out_bias:
-            found[f"self_attn.o_proj.{kind}"] = _whole(
-                shape(c.hidden_size, c.num_heads * size), (*attention, "out", kind)
-            )
-        if kind == "weight" or c.mlp_bias:
-            for name, start in (("gate", 0), ("up", ffn)):
-                piece = Piece((*mlp, "gate_up", kind), 0, ffn, start)
-                found[f"mlp.{name}_proj.{kind}"] = Target(shape(ffn, c.hidden_size), (piece,))
-            found[f"mlp.down_proj.{kind}"] = _whole(shape(c.hidden_size, ffn), (*mlp, "down", kind))
+    fused = c.num_kv_heads * (group + 2) * size
+    for name, first, count in (("q", 0, group), ("k", group, 1), ("v", group + 1, 1)):
+        # The parameter holds for each kv head its queries, its key and its value.
+        rows = count * size
+        pieces = [Piece((), k * rows, rows, (k * (group + 2) + first) * size) for k in range(c.num_kv_heads)]
+        product(f"self_attn.{name}_proj", (*attention, "qkv"), fused, c.hidden_size, c.qkv_bias, pieces)
+    whole = [Piece((), 0, c.hidden_size)]
+    product("self_attn.o_proj", (*attention, "out"), c.hidden_size, c.num_heads * size, c.out_bias, whole)
+    product("mlp.gate_proj", (*mlp, "gate_up"), 2 * ffn, c.hidden_size, c.mlp_bias, [Piece((), 0, ffn)])
+    product("mlp.up_proj", (*mlp, "gate_up"), 2 * ffn, c.hidden_size, c.mlp_bias, [Piece((), 0, ffn, ffn)])
+    product("mlp.down_proj", (*mlp, "down"), c.hidden_size, ffn, c.mlp_bias, whole)
     return found
 
 
