@@ -22,6 +22,7 @@ from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
 from jaxlookahead.bench.step import random_smollm2
 from jaxlookahead.drafters.protocol import Draft
 from jaxlookahead.engine import State, compiled, platform_of
+from jaxlookahead.mesh import mesh_of
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.sampling import Sampling, SamplingArrays, pack
 
@@ -40,7 +41,7 @@ class _Job:
     def __init__(
         self, model: Model, params: Params, sampling: Sampling | None, *, batch: int, width: int, slots: int
     ) -> None:
-        self._step = compiled(model, platform_of(params)).step
+        self._step = compiled(model, platform_of(params), mesh_of(params)).step
         self._params, self._batch, self._width, self._slots = params, batch, width, slots
         self._cache: Any = model.init_cache(batch, slots)
         self._settings: SamplingArrays | None = None
