@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxlookahead.cache import UnsupportedCacheError
     from jaxlookahead.checkpoints.load import Loaded, load
     from jaxlookahead.decoding import generate, stream, warm_up
+    from jaxlookahead.drafters.draft_model import DraftModel
     from jaxlookahead.drafters.prompt_lookup import PromptLookup
     from jaxlookahead.drafters.protocol import Draft, Drafter
     from jaxlookahead.drafters.trie import TrieDrafter
@@ -24,6 +25,7 @@ _MODULES = {
     "BadLogitsError": "results",
     "Chunk": "results",
     "Draft": "drafters.protocol",
+    "DraftModel": "drafters.draft_model",
     "DraftTree": "tree",
     "Drafter": "drafters.protocol",
     "Generation": "results",
@@ -51,6 +53,7 @@ __all__ = [
     "BadLogitsError",
     "Chunk",
     "Draft",
+    "DraftModel",
     "DraftTree",
     "Drafter",
     "Generation",

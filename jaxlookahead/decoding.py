@@ -34,6 +34,8 @@ class _Request:
     namespace: Hashable | None
     place: int  # among all requests of the call
     sample: int = 0
+    sampling: Sampling | None = None
+    noise_id: int = -1  # the `r` of its noise
     handle: int = dataclasses.field(default_factory=lambda: next(_handles))
     stats: Stats = dataclasses.field(default_factory=Stats)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
@@ -140,6 +142,13 @@ class _Run:
         self.width = _max_width(params, options.width)
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
+        # Drafts that were sampled: `generate` must know from which distribution.
+        self.stochastic = getattr(self.drafter, "stochastic", False) and options.sampling is not None
+        if self.stochastic and self.drafter.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"the draft model has {self.drafter.vocab_size} token ids and the model {self.vocab_size}; drafts can "
+                "be rejected by chance only where the vocabularies are the same: use mode='coupled'"
+            )
         self.eos_ids = list(options.eos_ids)
         if self.eos_ids:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
@@ -189,6 +198,8 @@ class _Run:
                 self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
+                    if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
+                        self.drafter.begin_sampling(request.handle, request.sampling, request.noise_id)
                 limit = request.max_new_tokens
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:
@@ -233,7 +244,10 @@ class _Run:
         start = time.perf_counter()
         packed = self._draft()
         drafted = time.perf_counter()
-        out = self.engine.dispatch(packed)
+        proposal = None
+        if self.stochastic:
+            proposal = self.drafter.proposal([None if x is None else x.handle for x in self.rows])
+        out = self.engine.dispatch(packed, proposal)
         if self.drafter is not None:
             self.drafter.idle()
         result = self.engine.collect(out)
@@ -298,17 +312,21 @@ def _settings(
     requests: Sequence[_Request], samplings: Sequence[Sampling], options: _Options, vocab_size: int
 ) -> SamplingArrays:
     """The settings of all requests, and at the end those of an empty row."""
-    ids = range(len(samplings)) if options.request_ids is None else options.request_ids
+    ids = list(range(len(samplings)) if options.request_ids is None else options.request_ids)
     if len(ids) != len(samplings):
         raise ValueError(f"request_ids has {len(ids)} entries for {len(samplings)} prompts; give one for each")
+    if max((_check_count("request_ids", x, 0) for x in ids), default=0) >= 2**31:
+        raise ValueError(f"request_ids must be below 2^31, got {max(ids)}")
     chosen = []
     for request in requests:
         sampling = samplings[request.index]
         # Each sample draws from a seed of its own.
-        chosen.append(dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64))
+        request.sampling = dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64)
+        request.noise_id = ids[request.index]
+        chosen.append(request.sampling)
     return pack(
         [*chosen, Sampling()],
-        requests=[*(int(ids[request.index]) for request in requests), -1],
+        requests=[*(request.noise_id for request in requests), -1],
         vocab_size=vocab_size,
         eos_ids=options.eos_ids,
         sizes=Sizes.of(chosen, options.eos_ids),
