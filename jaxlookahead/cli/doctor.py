@@ -176,5 +176,5 @@ def _print(name: str, values: dict[str, Any]) -> None:
         elif isinstance(value, bool) or value is None:
             value = {True: "yes", False: "NO", None: "not installed"}[value]
         elif isinstance(value, float):
-            value = f"{value:.3g}"
+            value = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         print(f"  {key.replace('_', ' '):<20} {value}", flush=True)
