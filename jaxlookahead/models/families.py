@@ -145,7 +145,7 @@ def windows(config: Config, window: int | None, slides: Callable[[int], bool]) -
     if window is None and "sliding_attention" in types:
         raise ValueError("layer_types holds 'sliding_attention', but sliding_window is not set")
     found = tuple(window if t == "sliding_attention" else None for t in types)
-    return found if any(found) else ()
+    return found if any(w is not None for w in found) else ()
 
 
 # Our name of a module to the checkpoint's. `layer` comes in front of the names of a layer's modules; a checkpoint may
