@@ -96,6 +96,21 @@ MODELS = {
         | {"ffn_dim": 48, "pad_token_id": 0, "word_embed_proj_dim": 16, "max_position_embeddings": 64}
         | {"do_layer_norm_before": False},
     ),
+    # With what every Gemma 3 has and GGUF files leave out: local base 10000, five local layers to a global one.
+    "gemma3_gguf": (
+        "Gemma3",
+        SIZES
+        | {
+            "hidden_size": 16,
+            "intermediate_size": 24,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "num_hidden_layers": 6,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 12,
+        },
+    ),
 }
 MODEL_CLASSES = {"GPT2": "GPT2LMHeadModel"}
 CONFIG_CLASSES = {"Gemma3": "Gemma3TextConfig"}

@@ -15,7 +15,7 @@ from jaxlookahead import check_model, generate, load
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.families import FAMILIES
 from jaxlookahead.sampling.params import Sampling
-from jaxlookahead.testing import AdversarialDrafter, OracleDrafter
+from jaxlookahead.testing import OracleDrafter
 
 from .conftest import causal, dense, one_by_one
 
@@ -58,21 +58,20 @@ def test_F2_check_model(name):
     assert max(report.tree, report.commit) < 1e-4
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=3)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", NAMES)
-def test_drafted_equals_plain(name, sampling):
-    """Against a drafter that is mostly right and one that never is, on ragged prompts."""
+def test_drafted_equals_plain(name):
+    """Ragged prompts, one decoded greedily and one sampled; drafts with right and wrong branches."""
     model, params, _ = loaded(name)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(3, 60, n).tolist() for n in (3, 11)]
-    common = {"max_new_tokens": 20, "width": 8, "adapt": False, "sampling": sampling}
+    common = {"max_new_tokens": 24, "width": 4, "adapt": False}
+    common["sampling"] = [Sampling(), Sampling(temperature=1.0, seed=3)]
     plain = generate(model, params, prompts, drafter=None, **common)
-    right = {tuple(prompt): out.tokens for prompt, out in zip(prompts, plain, strict=True)}
-    drafters = [OracleDrafter(right, model.vocab_size), AdversarialDrafter("random", model.vocab_size)]
-    for drafter in drafters:
-        drafted = generate(model, params, prompts, drafter=drafter, **common)
-        assert [out.tokens for out in drafted] == [out.tokens for out in plain]
-    assert generate(model, params, prompts, drafter=drafters[0], **common).stats.accepted > 10
+    right = {tuple(prompt): out.tokens.tolist() for prompt, out in zip(prompts, plain, strict=True)}
+    drafted = generate(model, params, prompts, drafter=OracleDrafter(right, model.vocab_size), **common)
+    for one, other in zip(drafted, plain, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+    assert drafted.stats.accepted > 10
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen3_moe", "gpt_neox", "opt_after"])
