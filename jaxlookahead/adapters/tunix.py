@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -35,9 +33,7 @@ class _Contract(nnx.Module):
         # The write must have the cache's dtype; models without `dtype` compute in that of their weights.
         dtype = getattr(c, "dtype", None) or self.module.layers[0].attn.k_proj.w.dtype
         shape = (batch, slots, c.num_kv_heads, c.head_dim)
-        return {
-            f"layer_{i}": {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)} for i in range(c.num_layers)
-        }
+        return {f"layer_{i}": {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)} for i in range(c.num_layers)}
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, mask: jax.Array, cache: Cache, start: jax.Array

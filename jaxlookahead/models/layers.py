@@ -23,8 +23,8 @@ BLOCKS_AT_ONCE = 48
 class Norm(nnx.Module):
     """Norm of the last axis, in float32.
 
-    Root mean square (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467), or mean and variance with a bias (Ba et
-    al. 2016, https://arxiv.org/abs/1607.06450).
+    Root mean square (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467), or mean and variance with a bias
+    (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
 
     Args:
       size: of the axis.

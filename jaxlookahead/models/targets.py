@@ -178,9 +178,7 @@ def _attention(c: DecoderConfig, family: Family, module: Path) -> dict[str, Targ
         common = (fused, c.hidden_size, c.qkv_bias, pieces, family.transposed)
         found |= _product(c, name("qkv"), (*module, "qkv"), *common)
     inputs, whole = c.num_heads * size, [Piece((), 0, c.hidden_size)]
-    found |= _product(
-        c, name("out"), (*module, "out"), c.hidden_size, inputs, c.out_bias, whole, family.transposed
-    )
+    found |= _product(c, name("out"), (*module, "out"), c.hidden_size, inputs, c.out_bias, whole, family.transposed)
     for norm, heads in (("q_norm", c.num_heads), ("k_norm", c.num_kv_heads)) if c.qk_norm else ():
         found |= _norm(c, name(norm), (*module, norm), size * (heads if c.qk_norm_whole else 1))
     return found

@@ -1,4 +1,4 @@
-"""Makes the small random checkpoints of further model families, and what the reference implementation computes with them.
+"""Makes small random checkpoints of further model families, and what the reference implementation computes.
 
 For developers; the tests read its output. Made with torch 2.13 and transformers 5.24, in an environment of their own:
 
