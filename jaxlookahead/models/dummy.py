@@ -6,12 +6,14 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.protocol import Model, Params
 
-_ATTENTION_GAIN = 3.0
-_LOGIT_GAIN = 8.0
+# Scales of norms: attention outweighs the token's own vector, and logits lie apart.
+_GAINS = {"attention_norm": 3.0, "norm": 8.0}
 
 TINY = DecoderConfig(
     vocab_size=96,
@@ -46,10 +48,19 @@ def tiny_decoder(seed: int = 0, **overrides: Any) -> tuple[Model, Params]:
     from jaxlookahead.models.decoder import Decoder
     from jaxlookahead.models.flax_nnx import from_nnx
 
-    model, params = from_nnx(Decoder(dataclasses.replace(TINY, **overrides), rngs=nnx.Rngs(seed)))
-    gains = {"attention_norm": _ATTENTION_GAIN, "norm": _LOGIT_GAIN}
+    config = dataclasses.replace(TINY, **overrides)
+    # Shapes first, numbers from numpy: drawing each weight with jax would compile a program for every shape.
+    model, shapes = from_nnx(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    rng = np.random.default_rng(seed)
 
-    def scale(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        return (leaf * gains.get(path[-2].key, 1)).astype(leaf.dtype) if path[-1].key == "scale" else leaf
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        name, values = path[-1].key, rng.standard_normal(leaf.shape)
+        if name == "scale":
+            values = np.full(leaf.shape, _GAINS.get(path[-2].key, 1.0))
+        elif name == "bias":
+            values = 0.3 * values
+        else:
+            values = values * leaf.shape[1] ** -0.5
+        return jnp.asarray(values, leaf.dtype)
 
-    return model, jax.tree_util.tree_map_with_path(scale, params)
+    return model, jax.tree_util.tree_map_with_path(draw, shapes)

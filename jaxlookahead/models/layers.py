@@ -1,8 +1,9 @@
 """Parts of the built-in decoder: norms, projections, the embedding, as Flax nnx modules.
 
-Weights have one of two layouts. The plain one is `[out, in]`. The blocked one is `[out / block, in, block]`: XLA's
-products on CPU then read memory in the order in which it lies, one product a block, which for 4 to 32 tokens takes half
-to two thirds of the time.
+Weights have one of two layouts. The plain one is one parameter `weight`, `[out, in]`. The blocked one is several,
+`part_0`, `part_1`, ..., each `[blocks, in, block]` for so many blocks of outputs. XLA's products on CPU then read
+memory in the order in which it lies, one product a block. Every block of a part needs its own copy of the input; the
+parts share the copies.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-# Every block needs its own copy of a product's input. These bound the copies, in tokens and in blocks.
+# Tokens that a blocked product takes at once, and blocks in a part of a projection and of a vocabulary.
 TOKENS_AT_ONCE = 32
-BLOCKS_AT_ONCE = 48
+PROJECTION_BLOCKS = 12
+VOCABULARY_BLOCKS = 48
 
 
 class Norm(nnx.Module):
@@ -51,61 +53,63 @@ class Norm(nnx.Module):
         return self.scale[...] * x32.astype(x.dtype)
 
 
-class Projection(nnx.Module):
-    """`x @ weight.T + bias`.
+class Linear(nnx.Module):
+    """A weight in either layout.
 
     Args:
-      out: size of the output.
+      out: size of the output; a blocked last part ends in zeros where it isn't a multiple of the block.
       into: size of the input.
-      bias: whether there is a bias, `[out]`.
-      block: outputs in a block; 0, or where it doesn't divide `out`: the plain layout.
+      block: outputs in a block; 0: the plain layout.
+      at_once: the most blocks in a part.
       dtype: of the parameters.
       rngs: for the initial weight, stream `params`.
     """
 
+    def __init__(self, out: int, into: int, *, block: int, at_once: int, dtype: str, rngs: nnx.Rngs):
+        self.out = out
+        sizes = part_sizes(out, block, at_once)
+        self.parts = len(sizes)
+        for i, blocks in enumerate(sizes):
+            setattr(self, f"part_{i}", _random((blocks, into, block), into, dtype, rngs))
+        if not sizes:
+            self.weight = _random((out, into), into, dtype, rngs)
+
+    def blocked(self) -> list[jax.Array]:
+        """The parts; none in the plain layout."""
+        return [getattr(self, f"part_{i}")[...] for i in range(self.parts)]
+
+    def product(self, x: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        """`[B, T, in]` to `[B, T, out]`, summed and returned in `dtype` if given."""
+        if not self.parts:
+            return _plain_product(self.weight[...], x, dtype)
+        return _blocked_product(self.blocked(), x, dtype)[..., : self.out]
+
+
+class Projection(Linear):
+    """A weight and, with `bias`, a bias `[out]`; blocked only where the block divides `out`. See `Linear`."""
+
     def __init__(self, out: int, into: int, *, bias: bool, block: int, dtype: str, rngs: nnx.Rngs):
-        shape = (out // block, into, block) if block and out % block == 0 else (out, into)
-        self.weight = _random(shape, into, dtype, rngs)
+        block = block if block and out % block == 0 else 0
+        super().__init__(out, into, block=block, at_once=PROJECTION_BLOCKS, dtype=dtype, rngs=rngs)
         self.bias = nnx.Param(jnp.zeros((out,), dtype)) if bias else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, in]` to `[B, T, out]`."""
-        weight = self.weight[...]
-        y = _plain_product(weight, x) if weight.ndim == 2 else _blocked_product([weight], x)
+        y = self.product(x)
         return y if self.bias is None else y + self.bias[...]
 
 
-class Embedding(nnx.Module):
-    """Token vectors, and the output projection of logits.
-
-    In the plain layout there is one parameter, `weight` `[V, E]`. In the blocked layout the vocabulary is cut into
-    parts, `part_0`, `part_1`, ..., each `[BLOCKS_AT_ONCE, E, block]` but the last, which holds the rest and rows of
-    zeros that fill its last block.
-
-    Args:
-      vocab_size: `V`.
-      size: `E`.
-      block: tokens in a block; 0: the plain layout.
-      dtype: of the parameters.
-      rngs: for the initial weights, stream `params`.
-    """
+class Embedding(Linear):
+    """Token vectors, and the output projection of logits: a weight from `E` to `V`. Arguments: see `Linear`."""
 
     def __init__(self, vocab_size: int, size: int, *, block: int, dtype: str, rngs: nnx.Rngs):
-        self.vocab_size = vocab_size
-        self.parts = len(part_sizes(vocab_size, block)) if block else 0
-        if not block:
-            self.weight = _random((vocab_size, size), size, dtype, rngs)
-        for i, blocks in enumerate(part_sizes(vocab_size, block) if block else ()):
-            setattr(self, f"part_{i}", _random((blocks, size, block), size, dtype, rngs))
-
-    def _parts(self) -> list[jax.Array]:
-        return [getattr(self, f"part_{i}")[...] for i in range(self.parts)]
+        super().__init__(vocab_size, size, block=block, at_once=VOCABULARY_BLOCKS, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """`[B, T]` token ids to `[B, T, E]`."""
         if not self.parts:
             return jnp.take(self.weight[...], tokens, axis=0)
-        first, *rest = self._parts()
+        first, *rest = self.blocked()
         block, rows = first.shape[2], first.shape[0] * first.shape[2]
         found = first[jnp.minimum(tokens, rows - 1) // block, :, tokens % block]
         for i, part in enumerate(rest, 1):
@@ -117,9 +121,7 @@ class Embedding(nnx.Module):
 
     def logits(self, x: jax.Array) -> jax.Array:
         """`[B, T, E]` to float32 `[B, T, V]`."""
-        if not self.parts:
-            return _plain_product(self.weight[...], x, jnp.float32)
-        return _blocked_product(self._parts(), x, jnp.float32)[..., : self.vocab_size]
+        return self.product(x, jnp.float32)
 
 
 def activate(kind: str, gate: jax.Array, up: jax.Array | None = None) -> jax.Array:
@@ -135,10 +137,10 @@ def activate(kind: str, gate: jax.Array, up: jax.Array | None = None) -> jax.Arr
     return y if up is None else y * up
 
 
-def part_sizes(vocab_size: int, block: int) -> list[int]:
-    """Blocks in each part of a blocked vocabulary."""
-    blocks = -(-vocab_size // block)
-    return [min(BLOCKS_AT_ONCE, blocks - i) for i in range(0, blocks, BLOCKS_AT_ONCE)]
+def part_sizes(out: int, block: int, at_once: int) -> list[int]:
+    """Blocks in each part of a blocked weight: full parts, then the rest; none where `block` is 0."""
+    blocks = -(-out // block) if block else 0
+    return [min(at_once, blocks - i) for i in range(0, blocks, at_once)]
 
 
 def _random(shape: tuple[int, ...], into: int, dtype: str, rngs: nnx.Rngs) -> nnx.Param:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxlookahead.models.config import DecoderConfig
 from jaxlookahead.models.families import FAMILIES, Family
-from jaxlookahead.models.layers import part_sizes
+from jaxlookahead.models.layers import PROJECTION_BLOCKS, VOCABULARY_BLOCKS, part_sizes
 
 Path = tuple[str, ...]
 
@@ -102,13 +102,22 @@ def _norm(c: DecoderConfig, name: str, path: Path, size: int) -> dict[str, Targe
 
 
 def _vocabulary(c: DecoderConfig, name: str, block: int) -> Target:
-    pieces, done = [], 0
-    for i, blocks in enumerate(part_sizes(c.vocab_size, block) if block else ()):
-        rows = min(blocks * block, c.vocab_size - done)
-        pieces.append(Piece((name, f"part_{i}"), done, rows))
-        done += rows
-    plain = Piece((name, "weight"), 0, c.vocab_size)
-    return Target((c.vocab_size, c.embed_width), tuple(pieces) or (plain,), more_rows=True)
+    pieces = _in_parts((name,), Piece((), 0, c.vocab_size), part_sizes(c.vocab_size, block, VOCABULARY_BLOCKS), block)
+    return Target((c.vocab_size, c.embed_width), pieces, more_rows=True)
+
+
+def _in_parts(module: Path, piece: Piece, sizes: list[int], block: int) -> tuple[Piece, ...]:
+    """Cuts a piece of a weight at the borders of the weight's parts."""
+    if not sizes:
+        return (dataclasses.replace(piece, path=(*module, "weight")),)
+    cut, border = [], 0
+    for i, blocks in enumerate(sizes):
+        first, last = max(piece.start, border), min(piece.start + piece.rows, border + blocks * block)
+        if first < last:
+            source = piece.source + first - piece.start
+            cut.append(Piece((*module, f"part_{i}"), source, last - first, first - border))
+        border += blocks * block
+    return tuple(cut)
 
 
 def _product(
@@ -135,7 +144,9 @@ def _product(
     """
     rows = sum(piece.rows for piece in pieces)
     shape = (into, rows) if transposed else (rows, into)
-    weight = tuple(dataclasses.replace(piece, path=(*module, "weight")) for piece in pieces)
+    block = c.block if c.block and out % c.block == 0 else 0
+    sizes = part_sizes(out, block, PROJECTION_BLOCKS)
+    weight = tuple(part for piece in pieces for part in _in_parts(module, piece, sizes, block))
     found = {f"{name}.weight": Target(shape, weight, transposed=transposed)}
     if bias:
         whole = tuple(dataclasses.replace(piece, path=(*module, "bias")) for piece in pieces)

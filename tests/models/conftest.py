@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxlookahead.models import dummy
+
+tiny_decoder = functools.cache(dummy.tiny_decoder)
+
 
 @functools.partial(jax.jit, static_argnums=0)
 def _forward(model, params, tokens, positions, mask, cache, start):
