@@ -81,7 +81,7 @@ def _forward_job(model: Model, params: Params, width: int, slots: int) -> Callab
 def random_smollm2(vocab_size: int = 49152) -> tuple[Model, Params]:
     """A model of SmolLM2-135M's shape with random float32 weights, laid out as a checkpoint would be here."""
     from jaxlookahead.models.config import DecoderConfig
-    from jaxlookahead.models.hf import targets
+    from jaxlookahead.models.targets import targets
     from jaxlookahead.models.weights import ParamsBuilder
 
     config = DecoderConfig(
