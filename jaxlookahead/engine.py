@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -16,17 +16,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from jaxlookahead import cache as caches
 from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
 from jaxlookahead.drafters.protocol import Draft
+from jaxlookahead.mesh import jit_on_mesh, mesh_of
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
+from jaxlookahead.sampling.decide import LOGPROBS
 from jaxlookahead.sampling.processors import Processor
-from jaxlookahead.sampling.rule import LOGPROBS, sampling_rule
+from jaxlookahead.sampling.rule import sampling_rule
 from jaxlookahead.step import greedy_rule, prefill, verify
+from jaxlookahead.stochastic_rule import Proposal, stochastic_rule
 from jaxlookahead.tree import DraftTree, pack
+from jaxlookahead.width import Costs, free_tokens
 
 CHUNKS = (16, 64, 256)
 
@@ -55,18 +60,20 @@ class StepResult(NamedTuple):
     margins: np.ndarray  # [B, N] float32
     counts: np.ndarray  # [B] int32
     finish: np.ndarray  # [B] int32
-    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.rule.LOGPROBS`; empty without sampling settings
+    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.decide.LOGPROBS`; empty without sampling settings
 
 
 class Compiled(NamedTuple):
     """The compiled calls of one model."""
 
     allocate: Callable[..., Cache]
+    start: Callable[..., State]
     prefill: Callable[..., Cache]
     insert: Callable[..., Cache]
     set_row: Callable[..., State]
     step: Callable[..., tuple[State, jax.Array]]
     grow: Callable[..., Cache]
+    costs: Costs
 
 
 def _float_bits(x: jax.Array) -> jax.Array:
@@ -74,7 +81,13 @@ def _float_bits(x: jax.Array) -> jax.Array:
 
 
 @functools.lru_cache(maxsize=16)
-def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: Constraint | None = None) -> Compiled:
+def compiled(
+    model: Model,
+    platform: str,
+    mesh: Mesh | None,
+    processors: tuple[Processor, ...] = (),
+    constraint: Constraint | None = None,
+) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
 
@@ -84,6 +97,23 @@ def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: C
     def allocate(batch: int, slots: int) -> Cache:
         trace("allocate", batch, slots)
         return model.init_cache(batch, slots)
+
+    def start(rows: int, slots: int, rules: tuple[int, int, int], with_history: bool) -> State:
+        trace("start", rows, slots, rules, with_history)
+        eos_size, stops, longest = rules
+        return State(
+            cache=model.init_cache(rows, slots),
+            lengths=jnp.zeros(rows, jnp.int32),
+            progress=Progress(
+                remaining=jnp.zeros(rows, jnp.int32), tail=jnp.full((rows, longest), NO_TOKEN, jnp.int32)
+            ),
+            stops=StopRules(
+                eos=jnp.full((rows, eos_size), NO_TOKEN, jnp.int32),
+                sequences=jnp.full((rows, stops, longest), NO_TOKEN, jnp.int32),
+            ),
+            prompt_lengths=jnp.zeros(rows, jnp.int32) if with_history else None,
+            history=jnp.zeros((rows, slots + 1), jnp.int32) if with_history else None,
+        )
 
     def prefill_chunk(params: Params, cache: Cache, tokens: jax.Array, start: jax.Array) -> Cache:
         trace("prefill", *tokens.shape, caches.num_slots(cache, axes))
@@ -118,14 +148,20 @@ def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: C
         )
 
     def step(
-        params: Params, state: State, packed: jax.Array, settings: SamplingArrays | None
+        params: Params,
+        state: State,
+        packed: jax.Array,
+        settings: SamplingArrays | None,
+        proposal: Proposal | None = None,
     ) -> tuple[State, jax.Array]:
         stops, lengths = state.stops, state.lengths
-        shapes = [leaf.shape for leaf in jax.tree.leaves((stops, settings))]
+        shapes = [leaf.shape for leaf in jax.tree.leaves((stops, settings, proposal))]
         trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), *shapes)
+        tree = DraftTree(tokens=packed[0], parents=packed[1])
         rule = greedy_rule
         if settings is not None:
-            rule = sampling_rule(
+            make = sampling_rule if proposal is None else functools.partial(stochastic_rule, tree, proposal)
+            rule = make(
                 settings,
                 state.history,
                 state.prompt_lengths,
@@ -133,7 +169,6 @@ def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: C
                 processors=processors,
                 constraint=constraint,
             )
-        tree = DraftTree(tokens=packed[0], parents=packed[1])
         done = verify(model, params, state.cache, lengths, tree, progress=state.progress, stops=stops, rule=rule)
         walk = done.walk
         state = state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress)
@@ -158,14 +193,28 @@ def compiled(model: Model, processors: tuple[Processor, ...] = (), constraint: C
         trace("grow", *jax.tree.leaves(cache)[0].shape, slots)
         return caches.grow(cache, axes, slots)
 
+    jit = functools.partial(jit_on_mesh, mesh=mesh)
+    allocator = functools.cache(lambda *sizes: jit(lambda: allocate(*sizes)))
+    starter = functools.cache(lambda *sizes: jit(lambda: start(*sizes)))
+    grower = functools.cache(lambda slots: jit(lambda cache: grow(cache, slots)))
     return Compiled(
-        allocate=jax.jit(allocate, static_argnums=(0, 1)),
-        prefill=jax.jit(prefill_chunk, donate_argnums=1),
-        insert=jax.jit(insert, donate_argnums=0),
-        set_row=jax.jit(set_row, donate_argnums=0),
-        step=jax.jit(step, donate_argnums=1),
-        grow=jax.jit(grow, static_argnums=1),
+        allocate=lambda *sizes: allocator(*sizes)(),
+        start=lambda *sizes: starter(*sizes)(),
+        prefill=jit(prefill_chunk, donate_argnums=1),
+        insert=jit(insert, donate_argnums=0),
+        set_row=jit(set_row, donate_argnums=0),
+        step=jit(step, donate_argnums=1),
+        grow=lambda cache, slots: grower(slots)(cache),
+        costs=Costs(free_tokens(platform)),
     )
+
+
+def platform_of(params: Params) -> str:
+    """Where the parameters are: `cpu`, `gpu`, `tpu`."""
+    for leaf in jax.tree.leaves(params):
+        if isinstance(leaf, jax.Array):
+            return next(iter(leaf.devices())).platform
+    return jax.default_backend()
 
 
 def chunk_sizes(tokens: int) -> list[int]:
@@ -222,7 +271,7 @@ class Engine:
           processors: the user's own logits processors.
           constraint: a host callback that says which tokens are allowed.
         """
-        self._compiled = compiled(model, processors, constraint)
+        self._compiled = compiled(model, platform_of(params), mesh_of(params), processors, constraint)
         self._settings = settings
         self._settings_of_rows = np.full(rows, -1)
         self._row_settings: SamplingArrays | None = None
@@ -233,27 +282,20 @@ class Engine:
         self._stop_shape = (_power_of_two(max(stop_shape[0], 1)), _power_of_two(max(stop_shape[1], 1)))
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
+        self._prefilled: dict[tuple[int, ...], tuple[Cache | None, int]] = {}
         self.slots = 0
+
+    @property
+    def costs(self) -> Costs:
+        """Measured step times, shared with other engines of the model."""
+        return self._compiled.costs
 
     def reserve(self, tokens: int) -> None:
         """Makes room for rows of `tokens` committed and scratch slots."""
         slots = caches.slots_for(tokens)
         if self._state is None:
-            rows, (count, longest) = self._rows, self._stop_shape
-            # Every leaf of its own: buffers that are donated together must not be shared.
-            self._state = State(
-                cache=self._compiled.allocate(rows, slots),
-                lengths=jnp.zeros(rows, jnp.int32),
-                progress=Progress(
-                    remaining=jnp.zeros(rows, jnp.int32), tail=jnp.full((rows, longest), NO_TOKEN, jnp.int32)
-                ),
-                stops=StopRules(
-                    eos=jnp.full((rows, self._eos_size), NO_TOKEN, jnp.int32),
-                    sequences=jnp.full((rows, count, longest), NO_TOKEN, jnp.int32),
-                ),
-                prompt_lengths=None if self._settings is None else jnp.zeros(rows, jnp.int32),
-                history=None if self._settings is None else jnp.zeros((rows, slots + 1), jnp.int32),
-            )
+            rules = (self._eos_size, *self._stop_shape)
+            self._state = self._compiled.start(self._rows, slots, rules, self._settings is not None)
             self.slots = slots
         # By doubling, so that few pairs of sizes compile.
         while slots > self.slots:
@@ -264,22 +306,32 @@ class Engine:
                 history = jnp.pad(history, ((0, 0), (0, self.slots + 1 - history.shape[1])))
             self._state = state.replace(cache=self._compiled.grow(state.cache, self.slots), history=history)
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
+    def admit(self, admissions: Sequence[Admission], again: Collection[tuple[int, ...]] = ()) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
 
         Prompts of similar length go through the model together, equal ones once.
+
+        Args:
+          admissions: the requests and their rows.
+          again: prompts, less their last token, that later admissions will have too: their prefill is kept for them.
         """
         groups: dict[tuple[int, ...], dict[tuple[int, ...], list[Admission]]] = {}
         for admission in admissions:
             held = tuple(admission.prompt[:-1])
+            self.reserve(len(held) + 1)
+            if held in self._prefilled:
+                self._enter(admission, *self._prefilled[held])
+                continue
             group = groups.setdefault(tuple(chunk_sizes(len(held))), {})
             group.setdefault(held, []).append(admission)
-            self.reserve(len(held) + 1)
+        self._prefilled = {held: entry for held, entry in self._prefilled.items() if held in again}
         for sizes, group in groups.items():
             cache = self._prefill(sizes, list(group)) if sizes else None
-            for source, entering in enumerate(group.values()):
+            for source, (held, entering) in enumerate(group.items()):
                 for admission in entering:
                     self._enter(admission, cache, source)
+                if held in again:
+                    self._prefilled[held] = (cache, source)
         if self._settings is not None:
             chosen = self._settings_of_rows
             self._row_settings = jax.device_put(jax.tree.map(lambda x: np.asarray(x)[chosen], self._settings))
@@ -322,11 +374,14 @@ class Engine:
         self._state = state.replace(cache=cache)
         self._lengths[row] = held
 
-    def dispatch(self, packed: np.ndarray) -> jax.Array:
-        """Starts a step on trees packed by `tree.pack`; returns at once. Give the result to `collect`."""
+    def dispatch(self, packed: np.ndarray, proposal: Proposal | None = None) -> jax.Array:
+        """Starts a step on trees packed by `tree.pack`; returns at once. Give the result to `collect`.
+
+        With a `proposal`, which needs sampling settings, the trees hold sampled drafts that are accepted by chance.
+        """
         width = packed.shape[-1]
         self.reserve(int(self._lengths.max()) + width)
-        self._state, out = self._compiled.step(self._params, self._state, packed, self._row_settings)
+        self._state, out = self._compiled.step(self._params, self._state, packed, self._row_settings, proposal)
         out.copy_to_host_async()
         return out
 

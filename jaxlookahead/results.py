@@ -58,6 +58,23 @@ class Stats:
         self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
         self.histogram[accepted] += 1
 
+    def __str__(self) -> str:
+        seconds = self.prefill_seconds + self.draft_seconds + self.step_seconds
+        rows = [
+            ("tokens", f"{self.tokens}"),
+            ("calls", f"{self.row_steps}" + (f" in {self.steps} steps" if self.steps != self.row_steps else "")),
+            ("tokens per call", f"{self.tokens_per_call:.2f}"),
+            ("drafted", f"{self.drafted}, {self.accepted} accepted ({self.acceptance_rate:.1%})"),
+            ("accepted per call", ", ".join(f"{i}: {count}" for i, count in enumerate(self.histogram) if count)),
+        ]
+        for name in ("prefill", "draft", "step"):
+            spent = getattr(self, f"{name}_seconds")
+            rows.append((f"{name} seconds", f"{spent:.3f}" + (f" ({spent / seconds:.0%})" if seconds else "")))
+        return "\n".join(f"{name:<18} {value}" for name, value in rows)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self}</pre>"
+
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from jaxlookahead.drafters.protocol import Draft
 
 # Tokens scored in the time that one read of the weights takes, where nothing was measured yet.
-FREE_TOKENS = {"cpu": 8, "gpu": 300, "tpu": 240}
-MAX_WIDTH = {"cpu": 16, "gpu": 64, "tpu": 64}
+_FREE_TOKENS = {"cpu": 8, "gpu": 300, "tpu": 240}
+_MAX_WIDTH = {"cpu": 16, "gpu": 64, "tpu": 64}
 _WINDOW = 9
 _UNKNOWN_PROB = 0.3
 
@@ -19,6 +19,16 @@ def buckets(width: int) -> list[int]:
     """The widths that are compiled: powers of two, and `width` itself."""
     powers = [1 << i for i in range((width - 1).bit_length())]
     return [*powers, width]
+
+
+def free_tokens(platform: str) -> int:
+    """See `_FREE_TOKENS`; accelerators of other names count as GPUs."""
+    return _FREE_TOKENS.get(platform, _FREE_TOKENS["gpu"])
+
+
+def default_width(platform: str) -> int:
+    """The widest tree that is tried where nobody says otherwise."""
+    return _MAX_WIDTH.get(platform, _MAX_WIDTH["gpu"])
 
 
 class CostTable:
@@ -38,7 +48,7 @@ class CostTable:
 
     def estimate(self, tokens: int) -> float:
         """Seconds of a step over `tokens` tokens; in arbitrary units before anything was measured."""
-        known = {size: statistics.median(times) for size, times in self._seconds.items()}
+        known = {size: statistics.median(list(times)) for size, times in list(self._seconds.items())}
         if tokens in known:
             return known[tokens]
 
@@ -51,6 +61,27 @@ class CostTable:
         return known[nearest] * prior(tokens) / prior(nearest)
 
 
+class Costs:
+    """Measured step times of one model, by cache size. Shared by all calls of `generate` for the model."""
+
+    def __init__(self, free_tokens: int) -> None:
+        """`free_tokens`: see `CostTable`."""
+        self._free_tokens = free_tokens
+        self._tables: dict[int, CostTable] = {}
+        self._compiled: set[tuple[int, int, int]] = set()
+
+    def table(self, slots: int) -> CostTable:
+        """The costs at one cache size."""
+        return self._tables.setdefault(slots, CostTable(self._free_tokens))
+
+    def measured(self, rows: int, width: int, slots: int, seconds: float) -> None:
+        """Records the time of a step. The first of each shape, which compiles, does not count."""
+        shape = (rows, width, slots)
+        if shape in self._compiled:
+            self.table(slots).add(rows * width, seconds)
+        self._compiled.add(shape)
+
+
 class WidthController:
     """Chooses the width of each step.
 
@@ -59,11 +90,9 @@ class WidthController:
     by the place of a node in its draft.
     """
 
-    def __init__(self, max_width: int, platform: str) -> None:
+    def __init__(self, max_width: int, costs: Costs) -> None:
         self.widths = buckets(max_width)
-        self._free_tokens = FREE_TOKENS.get(platform, FREE_TOKENS["gpu"])
-        self._costs: dict[int, CostTable] = {}
-        self._compiled: set[tuple[int, int]] = set()
+        self.costs = costs
         self._accepted: list[tuple[float, float]] = []
 
     def choose(self, drafts: Sequence[Draft | None], slots: int) -> int:
@@ -74,7 +103,7 @@ class WidthController:
           slots: cache size, which the cost depends on.
         """
         rows = len(drafts)
-        costs = self._costs.setdefault(slots, CostTable(self._free_tokens))
+        costs = self.costs.table(slots)
         probs = [self._probs(draft) for draft in drafts if draft is not None]
         widest = 1 + max((len(p) for p in probs), default=0)
         best, best_rate = 1, 0.0
@@ -86,12 +115,6 @@ class WidthController:
             if width >= widest:
                 break
         return best
-
-    def measured(self, rows: int, width: int, slots: int, seconds: float) -> None:
-        """Records the time of a step. The first of each shape, which compiles, does not count."""
-        if (width, slots) in self._compiled:
-            self._costs.setdefault(slots, CostTable(self._free_tokens)).add(rows * width, seconds)
-        self._compiled.add((width, slots))
 
     def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
         """Learns from what became of a draft."""

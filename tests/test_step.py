@@ -48,7 +48,7 @@ def test_verify_inside_jit_then_D1_next_logits_equal_a_fresh_prefill(tiny):
         again = step(params, done.cache, done.lengths, tree.from_drafts(emitted[:, -1], [tree.Draft()] * 2))
         for row in range(2):
             text = [*texts[row, : lengths[row] + 1], *emitted[row]]
-            np.testing.assert_allclose(again.logits[row, 0], fresh(text)[-1], atol=1e-5)
+            np.testing.assert_allclose(again.logits[row, 0], fresh(text)[-1], rtol=1e-4, atol=1e-4)
 
 
 def test_B33_node_logits_equal_plain_steps(tiny):
@@ -60,7 +60,7 @@ def test_B33_node_logits_equal_plain_steps(tiny):
     cache, lengths = model.init_cache(1, 32), jnp.array([0])
     for node, token in enumerate([2, *path]):
         done = step(params, cache, lengths, tree.from_drafts([token], [tree.Draft()]))
-        np.testing.assert_allclose(done.logits[0, 0], wide.logits[0, node], atol=1e-5)
+        np.testing.assert_allclose(done.logits[0, 0], wide.logits[0, node], rtol=1e-4, atol=1e-4)
         cache, lengths = done.cache, done.lengths
 
 
@@ -71,4 +71,4 @@ def test_empty_slots_change_nothing(tiny, width):
     trees = tree.from_drafts([2], drafts, width)
     step = jax.jit(functools.partial(verify, model))
     a, b = (step(params, model.init_cache(1, slots), jnp.array([0]), trees) for slots in (8, 200))
-    np.testing.assert_allclose(a.logits, b.logits, atol=1e-5)
+    np.testing.assert_allclose(a.logits, b.logits, rtol=1e-4, atol=1e-4)

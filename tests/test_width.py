@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from jaxlookahead.drafters.protocol import Draft
-from jaxlookahead.width import CostTable, WidthController, buckets
+from jaxlookahead.width import Costs, CostTable, WidthController, buckets
 
 
 def draft(*probs):
@@ -18,11 +18,11 @@ def test_buckets(width, widths):
 def measure(controller, costs, rows=1, slots=128):
     for width, seconds in costs.items():
         for _ in range(4):
-            controller.measured(rows, width, slots, seconds)
+            controller.costs.measured(rows, width, slots, seconds)
 
 
 def test_follows_measured_cost():
-    controller = WidthController(8, "cpu")
+    controller = WidthController(8, Costs(8))
     measure(controller, {1: 1.0, 2: 1.1, 4: 1.2, 8: 1.7})
     assert controller.choose([draft(*[0.9**i for i in range(1, 8)])], 128) == 8
     assert controller.choose([draft(0.9, 0.8, 0.7, 0.1, 0.1, 0.1, 0.1)], 128) == 4
@@ -35,9 +35,9 @@ def test_follows_measured_cost():
 
 
 def test_compilation_is_not_a_cost():
-    controller = WidthController(2, "cpu")
-    controller.measured(1, 2, 128, 60.0)
-    controller.measured(1, 1, 128, 1.0)
+    controller = WidthController(2, Costs(8))
+    controller.costs.measured(1, 2, 128, 60.0)
+    controller.costs.measured(1, 1, 128, 1.0)
     measure(controller, {1: 1.0})
     assert controller.choose([draft(0.9)], 128) == 2
 
@@ -51,7 +51,7 @@ def test_one_slow_step_is_no_reason():
 
 
 def test_learns_where_the_drafter_gives_no_probabilities():
-    controller = WidthController(4, "cpu")
+    controller = WidthController(4, Costs(8))
     measure(controller, {1: 1.0, 2: 1.3, 4: 1.5})
     bare = Draft(tokens=[1, 2, 3], parents=[-1, 0, 1])
     for _ in range(100):

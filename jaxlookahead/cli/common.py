@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from jaxlookahead.checkpoints.load import DEFAULT_MODEL, Loaded, load
 from jaxlookahead.drafters.registry import DRAFTERS
+
+
+class UsageError(ValueError):
+    """Options that contradict each other: exit status 2, as for options that do not exist."""
 
 
 def positive(text: str) -> int:
@@ -34,6 +39,36 @@ def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drafter", choices=tuple(DRAFTERS), default="trie", help="source of drafts (%(default)s)")
     parser.add_argument("--width", type=positive, help="most tokens scored in a step (16 on CPU, 64 elsewhere)")
     parser.add_argument("--no-adapt", action="store_true", help="verify whole drafts, whatever steps cost")
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that `sampling` reads."""
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    parser.add_argument("--top-p", type=float, metavar="P", help="keep the likeliest tokens whose mass reaches P")
+    parser.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest tokens")
+    parser.add_argument("--seed", type=int, metavar="N", help="of the noise (0)")
+    parser.add_argument("--samples", type=positive, metavar="N", help="responses for each prompt (1)")
+
+
+def sampling(arguments: argparse.Namespace) -> Any:
+    """The `Sampling` that was asked for, None for greedy decoding.
+
+    Raises:
+      UsageError: a value has no meaning, or an option has no effect.
+    """
+    from jaxlookahead.sampling.params import Sampling
+
+    names = {"top_p": "top_p", "top_k": "top_k", "seed": "seed", "samples": "num_samples"}
+    given = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    if arguments.temperature == 0:
+        if given:
+            option = "--" + next(iter(given)).replace("_", "-")
+            raise UsageError(f"{option} has no effect on greedy decoding: give a --temperature above 0")
+        return None
+    try:
+        return Sampling(temperature=arguments.temperature, **{names[name]: value for name, value in given.items()})
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def load_model(arguments: argparse.Namespace) -> Loaded:

@@ -9,10 +9,14 @@ import sys
 from collections.abc import Sequence
 
 import jaxlookahead
+from jaxlookahead.cli.common import UsageError
 
 COMMANDS = {
     "demo": "decode a few prompts with and without drafting, and compare",
     "generate": "decode your own prompts",
+    "bench": "measure plain against lookahead decoding on your prompts",
+    "replay": "try drafters on recorded responses, without a model",
+    "doctor": "tell what is installed, and check that drafting is lossless here",
 }
 # What the library raises on bad input; anything else is a fault of ours and keeps its traceback.
 _EXPECTED = (ValueError, TypeError, OSError, RuntimeError, ImportError, FloatingPointError)
@@ -47,5 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _EXPECTED as error:
         if arguments.traceback:
             raise
-        print(f"jaxlookahead {arguments.command}: {error}", file=sys.stderr)
-        return 1
+        print(f"jaxlookahead {arguments.command}: {_one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__

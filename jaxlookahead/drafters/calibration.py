@@ -15,6 +15,7 @@ likeliest token missed.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 REQUEST, SHARED = 0, 1
@@ -41,6 +42,19 @@ LAST_MISS = len(MISS_BUCKET) - 1
 _COPY_START = (0.0, 0.22, 0.3, 0.33, 0.38, 0.45, 0.52, 0.6, 0.7, 0.78, 0.84, 0.88, 0.92, 0.95, 0.97)
 _SUCCESS_START = (0.6, 0.85, 1.0, 1.25)
 SLOWEST = 0.005
+LEAST = 1e-3
+# Bins of path probability for the last correction, the nodes they start with, and when they forget half.
+BINS = 20
+PRIOR = 20.0
+MOST = 100.0
+
+
+# The same, multiplied out: an index into the weights is a sum of one entry each.
+LENGTH_BASE = [bucket * UNIQUENESS * RARITY * SUCCESS for bucket in LENGTH_BUCKET]
+RARITY_STEP = SUCCESS
+UNIQUENESS_STEP = RARITY * SUCCESS
+DEPTH_BASE = [min(depth, DEPTHS - 1) * TOTALS * MISSES for depth in range(64)]
+TOTAL_BASE = [bucket * MISSES for bucket in TOTAL_BUCKET]
 
 
 def success_bucket(rate: float) -> int:
@@ -71,6 +85,8 @@ class Calibration:
       context: weights of contexts, request's then shared.
       copy_seen: number of updates of each weight of `copy`.
       context_seen: likewise.
+      estimated: sums of the estimated path probabilities of verified nodes, by bin.
+      accepted: numbers of those nodes that were accepted, by bin.
       extra: `([weight], [updates])` of every further source by name.
     """
 
@@ -85,6 +101,9 @@ class Calibration:
         self.context = [0.5] * CONTEXTS + [0.4] * CONTEXTS
         self.copy_seen = [0] * (2 * COPIES)
         self.context_seen = [0] * (2 * CONTEXTS)
+        self.estimated = [PRIOR] * (BINS + 1)
+        self.accepted = [PRIOR] * (BINS + 1)
+        self._ratio = [1.0] * (BINS + 2)
         self.extra: dict[str, tuple[list[float], list[int]]] = {}
 
     def extra_weight(self, name: str) -> tuple[list[float], list[int]]:
@@ -102,11 +121,51 @@ class Calibration:
             prediction added to the probability of the token that came.
           rest: the probability left for everything else.
         """
-        behind = rest
-        for weights, seen, index, part in reversed(sticks):
-            total = behind + part
-            if total > 0.0:
-                n = seen[index] = seen[index] + 1
-                rate = 1.0 / (n + 4)
-                weights[index] += (rate if rate > SLOWEST else SLOWEST) * (part / total - weights[index])
-            behind = total
+        left = whole = rest + sum(part for _, _, _, part in sticks)
+        if whole <= 0.0:
+            return
+        for weights, seen, index, part in sticks:
+            # The update counts for as much as it is likely that no longer prediction was the right one.
+            n = seen[index] = seen[index] + 1
+            rate = 1.0 / (n + 4)
+            weight = weights[index]
+            weight += (rate if rate > SLOWEST else SLOWEST) * (part - left * weight) / whole
+            # At 0 or 1 it could never change again.
+            weights[index] = min(max(weight, LEAST), 1.0 - LEAST)
+            left -= part
+
+    def corrected(self, probs: Sequence[float], parents: Sequence[int]) -> list[float]:
+        """Path probabilities as they have turned out, from path probabilities as estimated.
+
+        Args:
+          probs: estimated probabilities of a draft's nodes.
+          parents: the draft's parents; no node gets more than its parent.
+        """
+        ratio = self._ratio
+        found: list[float] = []
+        for prob, parent in zip(probs, parents, strict=True):
+            place = prob * BINS
+            low = int(place)
+            here = ratio[low]
+            value = prob * (here + (ratio[low + 1] - here) * (place - low))
+            most = found[parent] if parent >= 0 else 1.0
+            found.append(value if value < most else most)
+        return found
+
+    def verified(self, probs: list[float], accepted: Sequence[int]) -> None:
+        """Learns which of the nodes with these estimated path probabilities were accepted."""
+        on_path = set(accepted)
+        for node, prob in enumerate(probs):
+            bucket = int(prob * BINS + 0.5)
+            self.estimated[bucket] += prob
+            if node in on_path:
+                self.accepted[bucket] += 1.0
+        self.settle({int(prob * BINS + 0.5) for prob in probs})
+
+    def settle(self, buckets: Iterable[int] = range(BINS + 1)) -> None:
+        """Brings the correction of some bins up to date."""
+        for bucket in buckets:
+            if self.estimated[bucket] > MOST:
+                self.estimated[bucket] /= 2.0
+                self.accepted[bucket] /= 2.0
+            self._ratio[bucket] = self.accepted[bucket] / self.estimated[bucket]

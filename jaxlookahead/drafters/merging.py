@@ -60,6 +60,10 @@ def _average(calibrations: list[Calibration]) -> Calibration:
             getattr(merged, kind + "_seen")[i] = sum(counts)
             value = _mean([column[i] for column in weights], counts, start)
             getattr(merged, kind)[i] = value
+    for kind in ("estimated", "accepted"):
+        columns = zip(*(getattr(calibration, kind) for calibration in calibrations), strict=True)
+        setattr(merged, kind, [math.fsum(column) / len(calibrations) for column in columns])
+    merged.settle()
     for name in sorted({name for calibration in calibrations for name in calibration.extra}):
         pairs = [calibration.extra[name] for calibration in calibrations if name in calibration.extra]
         counts = [pair[1][0] for pair in pairs]

@@ -1,10 +1,10 @@
 """Files of shared memory: plain arrays behind a checked header.
 
-Layout: 16 bytes of magic, the format version and the header's length (little-endian uint32 and uint64), the
-header (JSON, UTF-8), its SHA-256, then the arrays one after the other. The header names each array's dtype,
-length and SHA-256, so a file is read whole or not at all. Nothing in a file is ever executed or unpickled,
-and what could lead the drafter astray (parents, links, positions) is checked against what a suffix index can
-hold; what can be computed (ranks, siblings, edges) is not stored.
+Layout: 16 bytes of magic, the format version and the header's length (little-endian uint32 and uint64), the header
+(JSON, UTF-8), its SHA-256, then the arrays one after the other. The header names each array's dtype, length and
+SHA-256, so a file is read whole or not at all. Nothing in a file is ever executed or unpickled, and what could lead
+the drafter astray (parents, links, positions, ranks) is checked against what a suffix index can hold; what can be
+computed (siblings, edges, references) is not stored.
 """
 
 from __future__ import annotations
@@ -21,37 +21,16 @@ from typing import Any
 
 import numpy as np
 
-from jaxlookahead.drafters.calibration import CONTEXTS, COPIES, Calibration
+from jaxlookahead.drafters.calibration import BINS, CONTEXTS, COPIES, Calibration
 from jaxlookahead.drafters.memory import Document, Memory
-from jaxlookahead.drafters.suffix_index import (
-    COUNT,
-    DEPTH,
-    END,
-    FACTOR,
-    FIRST,
-    GONE,
-    LAST,
-    LINK,
-    MAX_TOKEN,
-    NEXT,
-    PARENT,
-    PREV,
-    RANKED,
-    REFS,
-    STRIDE,
-    TOKEN,
-    TOP,
-)
+from jaxlookahead.drafters.stored_index import TrieFileError, check_arrays, complete_records, edge_keys, require
+from jaxlookahead.drafters.suffix_index import COUNT, DEPTH, LAST, LINK, PARENT, RANKED, STRIDE, TOKEN, TOP
 
 MAGIC = b"JAXLOOKAHEADTRIE"
 VERSION = 1
 _PREFIX = struct.Struct("<16sIQ")
 _DIGEST = 32
 _WEIGHTS = {"copy": 2 * COPIES, "context": 2 * CONTEXTS}
-
-
-class TrieFileError(ValueError):
-    """A file can't be loaded; nothing was changed."""
 
 
 def tokenizer_fingerprint(vocabulary: Iterable[tuple[str, int]] | dict[str, int]) -> str:
@@ -109,6 +88,10 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
     text = np.frombuffer(index.text, np.int32)[held] if len(held) else np.zeros(0, np.int32)
     earlier = np.frombuffer(index.earlier, np.int32)[held] if len(held) else np.zeros(0, np.int32)
     kept = nodes[order]
+    ranks = np.full(len(nodes), -1, np.int64)
+    for rank in range(RANKED):
+        ranks[nodes[order, TOP + rank]] = rank
+    ranks[0] = -1
     names = {namespace: i for i, (namespace, _) in enumerate(roots)}
     documents = [d for d in memory.documents.values() if d.start >= oldest]
     spans = [(names[d.namespace], d.start - oldest, d.stop - oldest) for d in documents]
@@ -120,6 +103,7 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
         "count": kept[:, COUNT],
         "last": np.maximum(kept[:, LAST] - oldest, -1),
         "link": np.where(kept[:, DEPTH] > 0, number[kept[:, LINK]], -1),
+        "rank": ranks[order],
         "spans": np.array(spans, np.int64).reshape(-1),
     }
     calibrations = []
@@ -127,7 +111,8 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
         if namespace in names:
             i = len(calibrations)
             extra = {name: [w[0], n[0]] for name, (w, n) in calibration.extra.items()}
-            calibrations.append({"namespace": names[namespace], "extra": extra})
+            row = {"namespace": names[namespace], "extra": extra}
+            calibrations.append(row | {"estimated": calibration.estimated, "accepted": calibration.accepted})
             for kind in _WEIGHTS:
                 arrays[f"{kind}/{i}"] = np.array(getattr(calibration, kind), np.float64)
                 arrays[f"{kind}_seen/{i}"] = np.array(getattr(calibration, kind + "_seen"), np.int64)
@@ -202,36 +187,31 @@ def unpack(
         raise TrieFileError(f"{os.fspath(path)} is damaged ({reason})") from None
 
 
-def _require(condition: Any, problem: str) -> None:
-    if not condition:
-        raise TrieFileError(problem)
-
-
 def _read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(_PREFIX.size)
-        _require(start[: len(MAGIC)] == MAGIC and len(start) == _PREFIX.size, "is not a jaxlookahead trie file")
+        require(start[: len(MAGIC)] == MAGIC and len(start) == _PREFIX.size, "is not a jaxlookahead trie file")
         _, version, length = _PREFIX.unpack(start)
-        _require(version == VERSION, f"has format version {version}; this release reads version {VERSION}")
-        _require(length <= size - _PREFIX.size - _DIGEST, "is truncated")
+        require(version == VERSION, f"has format version {version}; this release reads version {VERSION}")
+        require(length <= size - _PREFIX.size - _DIGEST, "is truncated")
         head = file.read(length)
-        _require(hashlib.sha256(head).digest() == file.read(_DIGEST), "is corrupted: the header's checksum differs")
+        require(hashlib.sha256(head).digest() == file.read(_DIGEST), "is corrupted: the header's checksum differs")
         header = json.loads(head)
-        _require(type(header) is dict and type(header["arrays"]) is list, "has a malformed header")
+        require(type(header) is dict and type(header["arrays"]) is list, "has a malformed header")
         arrays = {}
         left = size - file.tell()
         for row in header["arrays"]:
             name, dtype, count = row["name"], row["dtype"], row["length"]
-            _require(dtype in ("<i4", "<i8", "<f8") and type(count) is int and count >= 0, "has a malformed header")
+            require(dtype in ("<i4", "<i8", "<f8") and type(count) is int and count >= 0, "has a malformed header")
             count_bytes = count * int(dtype[2])
             left -= count_bytes
-            _require(left >= 0, "is truncated")
+            require(left >= 0, "is truncated")
             blob = file.read(count_bytes)
             digest = hashlib.sha256(blob).hexdigest()
-            _require(digest == row["sha256"], f"is corrupted: the checksum of {name!r} differs")
+            require(digest == row["sha256"], f"is corrupted: the checksum of {name!r} differs")
             arrays[name] = np.frombuffer(blob, dtype)
-        _require(left == 0, "goes on after its end")
+        require(left == 0, "goes on after its end")
     return header, arrays
 
 
@@ -243,15 +223,15 @@ def _unpack(
         raise TrieFileError("was made with another tokenizer (its fingerprint differs)")
     if vocab_size is not None and header["vocab_size"] != vocab_size:
         raise TrieFileError(f"was made for vocab_size={header['vocab_size']}, not {vocab_size}")
-    _require(header["depth"] == depth, f"has depth={header['depth']}, not {depth}: use a drafter of that depth")
+    require(header["depth"] == depth, f"has depth={header['depth']}, not {depth}: use a drafter of that depth")
     namespaces = [_decode(name) for name in header["namespaces"]]
-    _require(len(set(namespaces)) == len(namespaces), "names a namespace twice")
+    require(len(set(namespaces)) == len(namespaces), "names a namespace twice")
     text, earlier = arrays["text"], arrays["earlier"]
-    columns = [arrays[name] for name in ("token", "parent", "count", "last", "link")]
-    _check(text, earlier, columns, len(namespaces), depth, vocab_size)
+    columns = [arrays[name] for name in ("token", "parent", "count", "last", "link", "rank")]
+    check_arrays(text, earlier, columns, len(namespaces), depth, vocab_size)
     size = len(columns[0])
     need = max(size, len(text))
-    _require(
+    require(
         need <= max_nodes,
         f"holds {size} nodes, {len(text)} tokens: use a drafter with max_nodes={need} or more",
     )
@@ -260,116 +240,40 @@ def _unpack(
     index.text = array("i", text.astype("=i4").tobytes())
     index.earlier = array("i", earlier.astype("=i4").tobytes())
     index.position = len(text)
-    records = _records(columns, len(namespaces))
+    records = complete_records(columns, len(namespaces))
     index.nodes = array("i", records.tobytes())
     index.used = size
-    for node, key in enumerate(_keys(columns).tolist(), 1):
+    for node, key in enumerate(edge_keys(columns).tolist(), 1):
         if node > len(namespaces):
             index.edges[key % index.shards][key] = node
     memory.roots = {namespace: i + 1 for i, namespace in enumerate(namespaces)}
     for child, parent in header["parents"]:
         memory.set_parent(_decode(child), _decode(parent))
     spans = arrays["spans"].reshape(-1, 3)
-    _require(len(spans) == len(header["keys"]), "has documents without keys")
+    require(len(spans) == len(header["keys"]), "has documents without keys")
     for (name, start, stop), key in zip(spans.tolist(), header["keys"], strict=True):
-        _require(0 <= name < len(namespaces) and 0 <= start < stop <= len(text), "has a document out of range")
+        require(0 <= name < len(namespaces) and 0 <= start < stop <= len(text), "has a document out of range")
         memory.record(Document(namespaces[name], _decode(key), start, stop))
     memory.inserted = int(header["inserted"])
     for i, row in enumerate(header["calibrations"]):
-        memory.calibrations[namespaces[row["namespace"]]] = _calibration(arrays, i, row["extra"])
+        memory.calibrations[namespaces[row["namespace"]]] = _calibration(arrays, i, row)
     return memory
 
 
-def _calibration(arrays: dict[str, np.ndarray], i: int, extra: dict[str, list[float]]) -> Calibration:
+def _calibration(arrays: dict[str, np.ndarray], i: int, row: dict[str, Any]) -> Calibration:
     calibration = Calibration()
+    bins = np.array([row["estimated"], row["accepted"]], np.float64)
+    require(bins.shape == (2, BINS + 1) and np.isfinite(bins).all(), "has wrong weights")
+    require((bins[0] > 1e-6).all() and (bins[1] >= 0).all(), "has wrong weights")
+    calibration.estimated, calibration.accepted = bins.tolist()
+    calibration.settle()
     for kind, length in _WEIGHTS.items():
         weights, seen = arrays[f"{kind}/{i}"], arrays[f"{kind}_seen/{i}"]
         fits = len(weights) == len(seen) == length and weights.dtype.kind == "f" and seen.dtype.kind == "i"
-        _require(fits and bool(((weights >= 0) & (weights <= 1)).all()) and (seen >= 0).all(), "has wrong weights")
+        require(fits and bool(((weights >= 0) & (weights <= 1)).all()) and (seen >= 0).all(), "has wrong weights")
         setattr(calibration, kind, weights.tolist())
         setattr(calibration, kind + "_seen", seen.tolist())
-    for name, (weight, seen_count) in extra.items():
-        _require(0 <= weight <= 1 and seen_count >= 0, "has wrong weights")
+    for name, (weight, seen_count) in row["extra"].items():
+        require(0 <= weight <= 1 and seen_count >= 0, "has wrong weights")
         calibration.extra[name] = ([float(weight)], [int(seen_count)])
     return calibration
-
-
-def _check(
-    text: np.ndarray,
-    earlier: np.ndarray,
-    columns: list[np.ndarray],
-    roots: int,
-    depth: int,
-    vocab_size: int | None,
-) -> None:
-    """Checks that the arrays are those of a suffix index."""
-    token, parent, count, last, link = (column.astype(np.int64) for column in columns)
-    size = len(token)
-    same = all(len(column) == size for column in columns) and len(text) == len(earlier)
-    _require(
-        same and size >= roots and all(c.dtype == "<i4" for c in (text, earlier, *columns)),
-        "has wrong arrays",
-    )
-    limit = MAX_TOKEN if vocab_size is None else vocab_size
-    _require((((text >= GONE) & (text < limit)) | (text == END)).all(), f"holds token ids outside [0, {limit})")
-    _require(((earlier >= -1) & (earlier < np.arange(len(text)))).all(), "has positions out of range")
-    _require((count[:roots] >= 0).all(), "has counts out of range")
-    token, up, seen, at, suffix = (column[roots:] for column in (token, parent, count, last, link))
-    _require((((token >= 0) & (token < limit)) | (token == END)).all(), f"holds token ids outside [0, {limit})")
-    own = np.arange(roots, size)
-    _require(((up >= 0) & (up < own)).all(), "has parents out of order")
-    _require(((suffix >= 0) & (suffix < own)).all(), "has links out of order")
-    _require((seen >= 1).all() and ((at >= -1) & (at < len(text))).all(), "has counts or positions out of range")
-    level = np.zeros(size, np.int64)
-    for _ in range(depth + 1):
-        level[roots:] = level[up] + 1
-    _require((level <= depth).all(), "has contexts that are too long")
-    # A node without its first token: one level up, the same last token, below the suffix of its parent.
-    deep = level[roots:] > 1
-    _require((suffix[~deep] == up[~deep]).all(), "has wrong links")
-    below = suffix[deep]
-    _require((level[below] == level[roots:][deep] - 1).all(), "has wrong links")
-    all_token = np.concatenate([np.full(roots, -1), token])
-    _require((all_token[below] == token[deep]).all() and (link[up[deep]] == parent[below]).all(), "has wrong links")
-    _require(len(np.unique(up * FACTOR + token)) == len(up), "holds a context twice")
-
-
-def _keys(columns: list[np.ndarray]) -> np.ndarray:
-    return (columns[1].astype(np.int64) + 1) * FACTOR + columns[0].astype(np.int64)
-
-
-def _records(columns: list[np.ndarray], roots: int) -> np.ndarray:
-    """Node records, with everything that can be computed; node 0 stays unused, so numbers rise by one."""
-    token, parent, count, last, link = (column.astype(np.int64) for column in columns)
-    size = len(token)
-    records = np.zeros((size + 1, STRIDE), np.int32)
-    level = np.zeros(size, np.int64)
-    own = np.arange(size)
-    up = parent[roots:]
-    for _ in range(32):
-        level[roots:] = level[up] + 1
-    records[1 : roots + 1, COUNT] = count[:roots]
-    below = records[roots + 1 :]
-    below[:, TOKEN] = token[roots:]
-    below[:, PARENT] = up + 1
-    below[:, COUNT] = count[roots:]
-    below[:, LAST] = last[roots:]
-    below[:, LINK] = link[roots:] + 1
-    below[:, DEPTH] = level[roots:]
-    records[1:, REFS] = np.bincount(link[roots:], minlength=size)
-    if size > roots:
-        order = np.lexsort((own[roots:], up))
-        family = up[order]
-        node = own[roots:][order] + 1
-        first = np.r_[True, family[1:] != family[:-1]]
-        records[family[first] + 1, FIRST] = node[first]
-        records[node[:-1][~first[1:]], NEXT] = node[1:][~first[1:]]
-        records[node[1:][~first[1:]], PREV] = node[:-1][~first[1:]]
-        ranked = np.flatnonzero((token[roots:] != END) & (level[roots:] > 1))
-        order = ranked[np.lexsort((-last[roots:][ranked], -count[roots:][ranked], up[ranked]))]
-        family = up[order]
-        starts = np.r_[True, family[1:] != family[:-1]] if len(order) else np.zeros(0, bool)
-        rank = np.arange(len(order)) - np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-        top = rank < RANKED
-        records[family[top] + 1, TOP + rank[top]] = own[roots:][order][top] + 1
-    return records

@@ -55,9 +55,10 @@ def remove_document(index: SuffixIndex, root: int, start: int, stop: int, ends: 
         if nodes[at + COUNT] <= 0 and not nodes[at + FIRST] and not nodes[at + REFS]:
             index.detach(node)
             continue
-        # Only after evictions can something still build on a node that is used up.
-        nodes[at + COUNT] = max(nodes[at + COUNT], 1)
         children = index.children(node)
+        # Only after evictions can a node have fewer occurrences than what builds on it.
+        followed = sum(nodes[(c << SHIFT) + COUNT] for c in children)
+        nodes[at + COUNT] = max(nodes[at + COUNT], followed, 1)
         if nodes[at + COUNT] == 1 and len(children) == 1 and not nodes[(children[0] << SHIFT) + FIRST]:
             child = children[0]
             if not nodes[(child << SHIFT) + REFS]:

@@ -6,7 +6,8 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from jaxlookahead.drafters.calibration import MAX_MATCH, Calibration, success_bucket
-from jaxlookahead.drafters.expansion import Place, Side, Texts, estimate, learn, match_length, mover, step
+from jaxlookahead.drafters.estimates import Place, Side, Texts, estimate, learn, match_length, mover, step
+from jaxlookahead.drafters.sources import Source
 from jaxlookahead.drafters.suffix_index import DEPTH, END, FIRST, LAST, LINK, SHIFT, SuffixIndex
 
 # Tokens looked back at to find a place anew.
@@ -26,6 +27,7 @@ class RequestState:
         self.prompt_length = prompt_length
         self.rates = [0.5, 0.5]
         self.side: Side | None = None
+        self.estimated: list[float] = []
         self._place: Place | None = None
         self._version = (-1, -1)
 
@@ -105,11 +107,10 @@ def _step(shared: SuffixIndex, root: int, found: tuple[int, int, int], token: in
     return node, length, pointer
 
 
-class ParentText:
+class ParentText(Source):
     """The text of a namespace's parent, asked for what the namespace's own text leaves over."""
 
     name = "parent"
-    first = False
 
     def __init__(
         self,
@@ -135,6 +136,3 @@ class ParentText:
 
     def step(self, state: Any, token: int) -> Any:
         return self._move(state, token)
-
-    def end(self, request: Hashable) -> None:
-        pass

@@ -182,24 +182,6 @@ class SuffixIndex:
             live = self.push(root, live, token)
         self.close(root, live)
 
-    def match(self, root: int, tokens: Iterable[int]) -> int:
-        """The node of the longest context that `tokens` end in, or `root`."""
-        nodes = self.nodes
-        edges = self.edges
-        shards = self.shards
-        node = root
-        for token in tokens:
-            while True:
-                key = node * FACTOR + token
-                child = edges[key % shards].get(key)
-                if child is not None:
-                    node = child
-                    break
-                if node == root:
-                    break
-                node = nodes[(node << SHIFT) + LINK]
-        return node
-
     def token_at(self, position: int) -> int:
         """The token at a position, `GONE` or `END` where none can be read."""
         if 0 <= position < self.position and position >= self.position - self.text_capacity:

@@ -9,7 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, get_args
 
 from jaxlookahead.drafters.calibration import Calibration
-from jaxlookahead.drafters.expansion import Mode, Texts, grow
+from jaxlookahead.drafters.estimates import Texts
+from jaxlookahead.drafters.expansion import Mode, grow
 from jaxlookahead.drafters.memory import Memory, token_list
 from jaxlookahead.drafters.merging import merge_memories
 from jaxlookahead.drafters.persistence import pack, unpack, write_atomically
@@ -35,6 +36,7 @@ class TrieDrafter(DrafterBase):
         mode: Mode = "tree",
         use_request: bool = True,
         use_shared: bool = True,
+        remember_prompts: bool = False,
         successors: int = 0,
         sources: Iterable[Source] = (),
         eos_ids: Collection[int] = (),
@@ -50,6 +52,7 @@ class TrieDrafter(DrafterBase):
           mode: `tree`, `parallel` (branches that share no nodes) or `single` (one branch).
           use_request: whether to draft from the request's own text.
           use_shared: whether to draft from shared text.
+          remember_prompts: whether a request's prompt joins shared memory with its response when it ends.
           successors: how many of the model's own likeliest next tokens to remember after each verified token,
             given by `observe_topk`; 0 for none.
           sources: further sources.
@@ -72,6 +75,7 @@ class TrieDrafter(DrafterBase):
         self.mode = mode
         self.use_request = use_request
         self.use_shared = use_shared
+        self.remember_prompts = remember_prompts
         self.eos_ids = frozenset(int(token) for token in eos_ids)
         self.vocab_size = vocab_size
         self.tokenizer_fingerprint = tokenizer_fingerprint
@@ -105,6 +109,8 @@ class TrieDrafter(DrafterBase):
             self.memory.hold(namespace)
             for token in tokens:
                 state.push(token)
+            for source in self.sources:
+                source.begin(request, tokens, namespace)
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
         ids = token_list("tokens", tokens, self.vocab_size)
@@ -113,6 +119,8 @@ class TrieDrafter(DrafterBase):
             texts = self._texts(state)
             for token in ids:
                 texts = state.take(texts, token)
+            for source in self.sources:
+                source.extend(request, ids)
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
         with self._lock:
@@ -126,7 +134,7 @@ class TrieDrafter(DrafterBase):
                     for source in texts.extras
                 )
                 state.side = side
-            return grow(
+            draft = grow(
                 texts,
                 place,
                 budget,
@@ -136,6 +144,14 @@ class TrieDrafter(DrafterBase):
                 eos_ids=self.eos_ids,
                 labels=self.labels,
             )
+            state.estimated = draft.probs or []
+            draft.probs = texts.calibration.corrected(state.estimated, draft.parents)
+            return draft
+
+    def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
+        with self._lock:
+            state = self._state(request)
+            self.memory.calibration(state.namespace).verified(state.estimated[: len(draft)], accepted)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
         with self._writing:
@@ -144,10 +160,10 @@ class TrieDrafter(DrafterBase):
                 del self._requests[request]
                 self.memory.let_go(state.namespace)
                 for source in self.sources:
-                    source.end(request)
+                    source.end(request, remember)
             if remember:
-                response = state.index.text[state.prompt_length :].tolist()
-                self.memory.insert(response, state.namespace, request, self._lock)
+                start = 0 if self.remember_prompts else state.prompt_length
+                self.memory.insert(state.index.text[start:].tolist(), state.namespace, request, self._lock)
 
     def insert(self, tokens: Sequence[int], *, namespace: Hashable | None = None, key: Hashable | None = None) -> None:
         """Puts a document, a past response or a past prompt into shared memory.
@@ -163,6 +179,9 @@ class TrieDrafter(DrafterBase):
         ids = token_list("tokens", tokens, self.vocab_size)
         with self._writing:
             self.memory.insert(ids, namespace, key, self._lock)
+            with self._lock:
+                for source in self.sources:
+                    source.insert(ids, namespace)
 
     def forget(self, key: Hashable) -> int:
         """Removes all documents of a key, or the remembered response of a request, from shared memory.

@@ -138,7 +138,8 @@ def place(path, shape):
     axis = max(range(len(shape)), key=lambda i: (shape[i] % 4 == 0, shape[i]))
     return NamedSharding(mesh, PartitionSpec(*["model" if i == axis else None for i in range(len(shape))]))
 
-plain = load(sys.argv[1], dtype="float32", tokenizer=None).params
+first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+plain = load(sys.argv[1], dtype="float32", sharding=first, tokenizer=None).params
 sharded = load(sys.argv[1], dtype="float32", sharding=place, tokenizer=None).params
 for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(sharded), strict=True):
     np.testing.assert_array_equal(one, other)

@@ -1,5 +1,6 @@
 """The suffix index against brute force: counts, ranks, matches, removal, eviction."""
 
+import random
 from collections import Counter
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxlookahead.drafters import suffix_index
 from jaxlookahead.drafters.removal import remove_document, remove_root
+from jaxlookahead.drafters.request_state import search
 from jaxlookahead.drafters.suffix_index import (
     COUNT,
     DEPTH,
@@ -107,7 +109,12 @@ def test_match_is_the_longest_known_suffix(texts, depth, query):
     index, root, _ = build(texts, depth)
     known = index.contexts(root)
     longest = max((n for n in range(1, depth + 1) if tuple(query[-n:]) in known and n <= len(query)), default=0)
-    assert string(index, root, index.match(root, query)) == tuple(query[len(query) - longest :])
+    node, length, pointer = search(index, root, query)
+    assert string(index, root, node) == tuple(query[len(query) - longest :])
+    if pointer >= 0:
+        # What the pointer says was matched stands before it, and something stands after it.
+        assert [index.token_at(pointer - back) for back in range(length)] == query[::-1][:length]
+        assert 0 <= index.token_at(pointer + 1) < END
 
 
 @settings(max_examples=200)
@@ -161,6 +168,7 @@ def consistent(index, roots):
             refs[index.nodes[at + LINK]] += 1
         kids = set(index.children(node))
         assert {c for c in index.nodes[at + TOP : at + TOP + RANKED] if c} <= kids
+        assert node in roots or sum(index.nodes[(c << SHIFT) + COUNT] for c in kids) <= index.nodes[at + COUNT]
     assert all(index.nodes[(node << SHIFT) + REFS] == refs[node] for node in alive)
     assert len(alive) == index.used == sum(map(len, index.edges)) + len(roots)
 
@@ -168,20 +176,26 @@ def consistent(index, roots):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1000), st.integers(2, 5), st.integers(1, 3), st.integers(2, 200))
 def test_eviction_keeps_the_cap_and_everything_consistent(seed, depth, many, vocabulary):
-    import random
-
     rng = random.Random(seed)
     cap = 8 * (depth + 1) + rng.randrange(200)
     index = SuffixIndex(depth, max_nodes=cap, shards=3)
     roots = [index.new_root() for _ in range(many)]
+    held = []
     for _ in range(30):
         root = rng.choice(roots)
         live = []
+        start = index.position
         for _ in range(rng.randrange(1, 40)):
             live = index.push(root, live, rng.randrange(vocabulary))
             assert index.used <= cap
         index.close(root, live)
         assert index.used <= cap and len(index.text) <= cap
+        held.append((root, start, index.position))
+        held = [span for span in held if span[1] >= index.position - index.text_capacity]
+        if held and rng.random() < 0.3:
+            root, start, stop = held.pop(rng.randrange(len(held)))
+            remove_document(index, root, start, stop, [end - 1 for r, _, end in held if r == root])
+            consistent(index, roots)
     consistent(index, roots)
 
 
@@ -216,5 +230,5 @@ def test_positions_are_renumbered_before_they_overflow(monkeypatch):
         assert index.position <= 500
     assert index.shifted > 0
     consistent(index, [root])
-    node = index.match(root, [7, 8])
+    node = search(index, root, [7, 8])[0]
     assert index.nodes[(index.nodes[(node << SHIFT) + TOP] << SHIFT) + TOKEN] == 9

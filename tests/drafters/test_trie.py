@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxlookahead.drafters import Draft, TrieDrafter
-from jaxlookahead.drafters.expansion import FLOOR, estimate, mover
+from jaxlookahead.drafters import Draft, TrieDrafter, expansion
+from jaxlookahead.drafters.estimates import estimate, mover
 from jaxlookahead.drafters.protocol import Drafter
+from jaxlookahead.drafters.suffix_index import END
 
 texts_of = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), max_size=5)
 
@@ -95,6 +96,11 @@ def test_A9_A10_F7_nothing_of_a_former_request_unless_remembered():
     # The response is remembered, the prompt is not.
     assert (601, 602) in paths(drafted(drafter, [600]))
     assert drafted(drafter, [10, 11]).tokens == []
+    drafter = TrieDrafter(remember_prompts=True)
+    drafter.begin("r", [10, 11, 12])
+    drafter.extend("r", [600])
+    drafter.end("r")
+    assert (11, 12, 600) in paths(drafted(drafter, [10]))
 
 
 def test_A15_token_ids_stay_distinct():
@@ -198,10 +204,18 @@ def test_F4_exact_copy_beats_unigrams():
     assert (500, 501, 502, 503, 504, 505, 506) in paths(drafted(drafter, prompt, budget=32))
 
 
-def test_F10_unknown_and_meaningless_options():
+def test_A14_F10_unknown_and_meaningless_options():
+    assert TrieDrafter(depth=12).memory.index.depth == 12
     with pytest.raises(TypeError, match="branch_length"):
         TrieDrafter(branch_length=8)
-    for options in ({"mode": "hier"}, {"vocab_size": 0}, {"successors": -1}, {"depth": 0}, {"max_nodes": 10}):
+    for options in (
+        {"mode": "hier"},
+        {"vocab_size": 0},
+        {"successors": -1},
+        {"depth": 0},
+        {"depth": 5000},
+        {"max_nodes": 10},
+    ):
         with pytest.raises(ValueError, match=next(iter(options))):
             TrieDrafter(**options)
 
@@ -337,6 +351,13 @@ def test_forget_a_request_and_a_namespace():
 @settings(max_examples=60, deadline=None)
 @given(texts_of, st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(1, 24))
 def test_draft_is_the_best_first_tree_of_the_estimates(texts, prompt, budget):
+    with pytest.MonkeyPatch.context() as patch:
+        # Without a floor, nothing is left out of the estimates for being small.
+        patch.setattr(expansion, "FLOOR", 0.0)
+        best_first(texts, prompt, budget)
+
+
+def best_first(texts, prompt, budget):
     drafter = TrieDrafter()
     for text in texts:
         drafter.insert(text)
@@ -353,19 +374,16 @@ def test_draft_is_the_best_first_tree_of_the_estimates(texts, prompt, budget):
     def expand(place, path, prob):
         if len(path) < 5:
             for token, share in estimate(found, place).items():
-                if token < 10 and prob * share >= 1e-4:
+                if token != END and prob * share >= 1e-4:
                     expected[(*path, token)] = prob * share
                     expand(move(place, token), (*path, token), prob * share)
 
     expand(state.locate(found), (), 1.0)
-    small = FLOOR / budget
+    assert len(draft) == budget or len(draft) >= len(expected)
     for path, prob in probs.items():
-        if prob > 2 * small:
-            # Parts too small to matter are left out of a draft's estimates.
-            assert expected[path] == pytest.approx(prob, abs=small)
+        assert prob < 1e-4 or expected[path] == pytest.approx(prob)
     worst = min(probs.values(), default=0.0)
-    if len(draft) == budget:
-        assert all(path in probs for path, prob in expected.items() if prob > worst + small)
+    assert all(path in probs for path, prob in expected.items() if prob > worst + 1e-9)
 
 
 def ordered_paths(draft):

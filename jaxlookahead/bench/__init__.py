@@ -1,0 +1,1 @@
+"""Benchmarks. Each module is one, with a `main` of its own or a command of `jaxlookahead`."""

@@ -1,0 +1,182 @@
+"""`jaxlookahead bench`: plain against lookahead decoding, end to end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from jaxlookahead.cli import common
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    common.add_model_arguments(parser)
+    common.add_draft_arguments(parser)
+    parser.add_argument(
+        "file",
+        help="JSONL; a line has `text` or token ids `prompt`, and may have `name`, `task`, `max_new_tokens`, "
+        "`response` (token ids) and `split`: lines of split `warm` only warm the memory with their responses",
+    )
+    parser.add_argument(
+        "--memory", action="append", choices=("cold", "self", "warm"), help="cold by default; repeatable"
+    )
+    parser.add_argument("--tasks", help="only these, separated by commas")
+    parser.add_argument("--limit", type=common.positive, help="prompts for each task")
+    parser.add_argument("--max-new-tokens", type=common.positive, metavar="N", help="lowers the lines' own")
+    parser.add_argument("--rows", type=common.positive, default=1, help="prompts decoded together (%(default)s)")
+    parser.add_argument("--repeats", type=common.positive, default=1, help="%(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
+    parser.add_argument("--against", action="append", default=[], choices=("transformers", "llama.cpp"), help="a peer")
+    parser.add_argument("--json", action="store_true", help="print one object for each task and method")
+    parser.add_argument("--plot", metavar="FILE", help="draw the speed-ups (needs matplotlib)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from jaxlookahead.bench import decode
+    from jaxlookahead.sampling.params import Sampling
+
+    lines = _read(arguments.file)
+    loaded = common.load_model(arguments)
+    requests, warm = _requests(lines, loaded, arguments)
+    methods = [decode.Method("plain")]
+    for memory in arguments.memory or ["cold"]:
+        methods.append(decode.Method(f"{arguments.drafter}, {memory}", arguments.drafter, memory))
+    runs = decode.measure(
+        loaded,
+        requests,
+        methods,
+        warm=warm,
+        rows=arguments.rows,
+        repeats=arguments.repeats,
+        width=arguments.width,
+        adapt=not arguments.no_adapt,
+        sampling=Sampling(temperature=arguments.temperature) if arguments.temperature else None,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    if arguments.against:
+        from jaxlookahead.bench import peers
+
+        peers.measure(arguments.against, loaded, requests, runs)
+    table = decode.summarize(runs, methods[0].name)
+    if arguments.json:
+        for row in table:
+            print(json.dumps(row))
+        print(json.dumps({"peak_memory_bytes": decode.peak_memory()}))
+    else:
+        _print_table(table)
+        print(f"peak memory {decode.peak_memory() / 2**30:.2f} GiB", file=sys.stderr)
+    if arguments.plot:
+        _plot(table, arguments.plot)
+    return 0
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    lines = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
+            if not isinstance(row, dict) or not ("text" in row or "prompt" in row):
+                raise ValueError(f"{path}, line {number} needs a field `text` or `prompt`")
+            lines.append({"name": f"line {number}", "task": "all", **row})
+    return lines
+
+
+def _requests(
+    lines: list[dict[str, Any]], loaded: Any, arguments: argparse.Namespace
+) -> tuple[list[Any], dict[str, list[list[int]]]]:
+    from jaxlookahead.bench.decode import Request
+    from jaxlookahead.checkpoints.tokenizer import chat_ids
+
+    wanted = arguments.tasks.split(",") if arguments.tasks else sorted({line["task"] for line in lines})
+    unknown = set(wanted) - {line["task"] for line in lines}
+    if unknown:
+        raise ValueError(f"--tasks names {sorted(unknown)}, which {arguments.file} does not hold")
+    requests: list[Any] = []
+    warm: dict[str, list[list[int]]] = {}
+    for line in lines:
+        if line["task"] not in wanted:
+            continue
+        if line.get("split") == "warm":
+            if "response" in line:
+                warm.setdefault(line["task"], []).append(line["response"])
+            continue
+        if sum(request.task == line["task"] for request in requests) == arguments.limit:
+            continue
+        ids = (
+            line["prompt"]
+            if "prompt" in line
+            else chat_ids(loaded.tokenizer, [{"role": "user", "content": line["text"]}])
+        )
+        limit = line.get("max_new_tokens") or len(line.get("response", ())) or 128
+        requests.append(Request(line["name"], line["task"], ids, min(limit, arguments.max_new_tokens or limit)))
+    if not requests:
+        raise ValueError(f"{arguments.file} holds no prompt to decode")
+    return requests, warm
+
+
+def _print_table(table: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Table()
+    for title, justify in (
+        ("task", "left"),
+        ("method", "left"),
+        ("per call", "right"),
+        ("nodes", "right"),
+        ("tokens/s", "right"),
+        ("speed-up", "right"),
+        ("95 %", "right"),
+        ("prefill", "right"),
+        ("draft", "right"),
+        ("step", "right"),
+        ("differ", "right"),
+    ):
+        out.add_column(title, justify=justify)  # type: ignore[arg-type]
+    for row in table:
+        if "tokens" not in row:
+            out.add_row(row["task"], row["method"], "", "", "", f"{row['speedup']:.2f}")
+            continue
+        out.add_row(
+            row["task"],
+            row["method"],
+            f"{row['tokens_per_call']:.2f}",
+            f"{row['nodes_per_call']:.1f}",
+            f"{row['tokens_per_s']:.1f}",
+            f"{row['speedup']:.2f}",
+            f"{row['low']:.2f}-{row['high']:.2f}",
+            f"{row['prefill_share']:.0%}",
+            f"{row['draft_share']:.1%}",
+            f"{row['step_share']:.0%}",
+            f"{row['different']} ({row['unexplained']})",
+        )
+    Console(width=max(Console().width, 110)).print(out)
+
+
+def _plot(table: list[dict[str, Any]], path: str) -> None:
+    from matplotlib.figure import Figure
+
+    rows = [row for row in table if "tokens" in row]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    figure = Figure(figsize=(1.5 + 1.2 * len(tasks), 4), layout="constrained")
+    axes = figure.subplots()
+    for i, method in enumerate(methods):
+        mine = [row for row in rows if row["method"] == method]
+        at = [tasks.index(row["task"]) + (i - (len(methods) - 1) / 2) * 0.8 / len(methods) for row in mine]
+        errors = [
+            [max(row["speedup"] - row["low"], 0) for row in mine],
+            [max(row["high"] - row["speedup"], 0) for row in mine],
+        ]
+        axes.bar(at, [row["speedup"] for row in mine], 0.8 / len(methods), yerr=errors, label=method)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(tasks)), tasks, rotation=20, ha="right")
+    axes.set_ylabel("tokens/s against plain decoding")
+    axes.legend()
+    figure.savefig(path)
