@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from jaxlookahead.cache import UnsupportedCacheError
     from jaxlookahead.checkpoints.load import Loaded, load
     from jaxlookahead.decoding import generate, stream, warm_up
+    from jaxlookahead.drafters.draft_model import DraftModel
     from jaxlookahead.drafters.prompt_lookup import PromptLookup
     from jaxlookahead.drafters.protocol import Draft, Drafter
     from jaxlookahead.drafters.trie import TrieDrafter
     from jaxlookahead.models.protocol import Model
     from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats, first_difference
+    from jaxlookahead.rollout import Rollout
+    from jaxlookahead.sampling.params import Sampling
     from jaxlookahead.step import Verified, verify
     from jaxlookahead.testing import check_model
     from jaxlookahead.tree import DraftTree
@@ -22,6 +25,7 @@ _MODULES = {
     "BadLogitsError": "results",
     "Chunk": "results",
     "Draft": "drafters.protocol",
+    "DraftModel": "drafters.draft_model",
     "DraftTree": "tree",
     "Drafter": "drafters.protocol",
     "Generation": "results",
@@ -29,6 +33,8 @@ _MODULES = {
     "Model": "models.protocol",
     "Output": "results",
     "PromptLookup": "drafters.prompt_lookup",
+    "Rollout": "rollout",
+    "Sampling": "sampling.params",
     "Stats": "results",
     "TrieDrafter": "drafters.trie",
     "UnsupportedCacheError": "cache",
@@ -47,6 +53,7 @@ __all__ = [
     "BadLogitsError",
     "Chunk",
     "Draft",
+    "DraftModel",
     "DraftTree",
     "Drafter",
     "Generation",
@@ -54,6 +61,8 @@ __all__ = [
     "Model",
     "Output",
     "PromptLookup",
+    "Rollout",
+    "Sampling",
     "Stats",
     "TrieDrafter",
     "UnsupportedCacheError",

@@ -46,7 +46,7 @@ class Decision:
 
     token: jax.Array  # [B] int32
     margin: jax.Array  # [B] float32, best minus second best of what was maximized
-    bad: jax.Array  # [B] bool, nothing can be decided: NaN logits, or no token left to choose
+    bad: jax.Array  # [B] bool, nothing can be decided: NaN or inf among the logits, or no token left to choose
     scores: Any = None  # further [B] float32 arrays to report for each token, a dict or None
 
 
@@ -71,8 +71,8 @@ class Walk:
 def best_two(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Argmax over the last axis, its margin over the second best, and whether there is no argmax.
 
-    Ties go to the lowest index. A NaN anywhere in a row, or a row of `-inf`, makes the row bad; the index is then a
-    valid one all the same.
+    Ties go to the lowest index. A NaN or `inf` anywhere in a row, or a row of `-inf`, makes the row bad: the margin is
+    0, the index a valid one all the same.
 
     Args:
       logits: `[..., V]` float.
@@ -88,8 +88,8 @@ def best_two(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     index = jnp.min(jnp.where(logits == best, ids, vocab_size), axis=-1)
     second = jnp.max(jnp.where(ids == index[..., None], -jnp.inf, logits), axis=-1)
     best = best[..., 0]
-    bad = jnp.isnan(best) | (best == -jnp.inf)
-    return jnp.minimum(index, vocab_size - 1), best - second, bad
+    bad = ~jnp.isfinite(best)
+    return jnp.minimum(index, vocab_size - 1), jnp.where(bad, 0, best - second), bad
 
 
 def greedy(logits: jax.Array) -> Callable[[Any, jax.Array], Decision]:

@@ -34,6 +34,8 @@ class _Request:
     namespace: Hashable | None
     place: int  # among all requests of the call
     sample: int = 0
+    sampling: Sampling | None = None
+    noise_id: int = -1  # the `r` of its noise
     handle: int = dataclasses.field(default_factory=lambda: next(_handles))
     stats: Stats = dataclasses.field(default_factory=Stats)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
@@ -113,19 +115,21 @@ def _per_prompt(name: str, value: Any, count: int) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options:
-    max_new_tokens: int | Sequence[int]
-    drafter: Drafter | str | None
-    width: int | None
-    adapt: bool
-    eos_ids: Sequence[int]
-    stop: Sequence[Sequence[int]]
-    rows: int
-    namespaces: Any
-    sampling: Sampling | Sequence[Sampling] | None
-    request_ids: Sequence[int] | None
-    logprobs: bool
-    processors: Sequence[Processor]
-    constraint: Constraint | None
+    """The options of `generate`, which documents them."""
+
+    max_new_tokens: int | Sequence[int] = 128
+    drafter: Drafter | str | None = "trie"
+    width: int | None = None
+    adapt: bool = True
+    eos_ids: Sequence[int] = ()
+    stop: Sequence[Sequence[int]] = ()
+    rows: int = 8
+    namespaces: Any = None
+    sampling: Sampling | Sequence[Sampling] | None = None
+    request_ids: Sequence[int] | None = None
+    logprobs: bool = False
+    processors: Sequence[Processor] = ()
+    constraint: Constraint | None = None
 
 
 class _Run:
@@ -138,6 +142,13 @@ class _Run:
         self.width = _max_width(params, options.width)
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
+        # Drafts that were sampled: `generate` must know from which distribution.
+        self.stochastic = getattr(self.drafter, "stochastic", False) and options.sampling is not None
+        if self.stochastic and self.drafter.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"the draft model has {self.drafter.vocab_size} token ids and the model {self.vocab_size}; drafts can "
+                "be rejected by chance only where the vocabularies are the same: use mode='coupled'"
+            )
         self.eos_ids = list(options.eos_ids)
         if self.eos_ids:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
@@ -187,11 +198,15 @@ class _Run:
                 self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
+                    if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
+                        self.drafter.begin_sampling(request.handle, request.sampling, request.noise_id)
                 limit = request.max_new_tokens
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:
             start = time.perf_counter()
-            self.engine.admit(admissions)
+            # Samples of one prompt wait together.
+            again = {tuple(request.prompt[:-1]) for request in self.waiting if request.sample > 0}
+            self.engine.admit(admissions, again)
             self.engine.wait()
             self.stats.prefill_seconds += time.perf_counter() - start
 
@@ -229,7 +244,10 @@ class _Run:
         start = time.perf_counter()
         packed = self._draft()
         drafted = time.perf_counter()
-        out = self.engine.dispatch(packed)
+        proposal = None
+        if self.stochastic:
+            proposal = self.drafter.proposal([None if x is None else x.handle for x in self.rows])
+        out = self.engine.dispatch(packed, proposal)
         if self.drafter is not None:
             self.drafter.idle()
         result = self.engine.collect(out)
@@ -294,17 +312,21 @@ def _settings(
     requests: Sequence[_Request], samplings: Sequence[Sampling], options: _Options, vocab_size: int
 ) -> SamplingArrays:
     """The settings of all requests, and at the end those of an empty row."""
-    ids = range(len(samplings)) if options.request_ids is None else options.request_ids
+    ids = list(range(len(samplings)) if options.request_ids is None else options.request_ids)
     if len(ids) != len(samplings):
         raise ValueError(f"request_ids has {len(ids)} entries for {len(samplings)} prompts; give one for each")
+    if max((_check_count("request_ids", x, 0) for x in ids), default=0) >= 2**31:
+        raise ValueError(f"request_ids must be below 2^31, got {max(ids)}")
     chosen = []
     for request in requests:
         sampling = samplings[request.index]
         # Each sample draws from a seed of its own.
-        chosen.append(dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64))
+        request.sampling = dataclasses.replace(sampling, seed=(sampling.seed + (request.sample << 32)) % 2**64)
+        request.noise_id = ids[request.index]
+        chosen.append(request.sampling)
     return pack(
         [*chosen, Sampling()],
-        requests=[*(int(ids[request.index]) for request in requests), -1],
+        requests=[*(request.noise_id for request in requests), -1],
         vocab_size=vocab_size,
         eos_ids=options.eos_ids,
         sizes=Sizes.of(chosen, options.eos_ids),
@@ -433,42 +455,12 @@ def warm_up(
     engine.warm_up(tokens + widest, buckets(widest))
 
 
-def stream(
-    model: Model,
-    params: Params,
-    prompts: Sequence[Sequence[int]],
-    *,
-    max_new_tokens: int | Sequence[int] = 128,
-    drafter: Drafter | str | None = "trie",
-    width: int | None = None,
-    adapt: bool = True,
-    eos_ids: Sequence[int] = (),
-    stop: Sequence[Sequence[int]] = (),
-    rows: int = 8,
-    namespaces: Any = None,
-    sampling: Sampling | Sequence[Sampling] | None = None,
-    request_ids: Sequence[int] | None = None,
-    logprobs: bool = False,
-    processors: Sequence[Processor] = (),
-    constraint: Constraint | None = None,
-) -> Iterator[Chunk]:
-    """Like `generate`, but yields a `Chunk` for each request and step as it happens.
+def stream(model: Model, params: Params, prompts: Sequence[Sequence[int]], **options: Any) -> Iterator[Chunk]:
+    """Like `generate`, with the same options, but yields a `Chunk` for each request and step as it happens.
 
     Arguments are checked at the call, not at the first chunk. Closing the iterator ends the requests.
     """
-    options = _Options(
-        max_new_tokens=max_new_tokens,
-        drafter=drafter,
-        width=width,
-        adapt=adapt,
-        eos_ids=eos_ids,
-        stop=stop,
-        rows=rows,
-        namespaces=namespaces,
-        sampling=sampling,
-        request_ids=request_ids,
-        logprobs=logprobs,
-        processors=processors,
-        constraint=constraint,
-    )
-    return _Run(model, params, prompts, options).stream()
+    unknown = options.keys() - {field.name for field in dataclasses.fields(_Options)}
+    if unknown:
+        raise TypeError(f"stream() has no option {', '.join(sorted(unknown))}; its options are those of generate()")
+    return _Run(model, params, prompts, _Options(**options)).stream()

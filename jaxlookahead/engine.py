@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import chex
@@ -25,9 +25,11 @@ from jaxlookahead.mesh import jit_on_mesh, mesh_of
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
+from jaxlookahead.sampling.decide import LOGPROBS
 from jaxlookahead.sampling.processors import Processor
-from jaxlookahead.sampling.rule import LOGPROBS, sampling_rule
+from jaxlookahead.sampling.rule import sampling_rule
 from jaxlookahead.step import greedy_rule, prefill, verify
+from jaxlookahead.stochastic_rule import Proposal, stochastic_rule
 from jaxlookahead.tree import DraftTree, pack
 from jaxlookahead.width import Costs, free_tokens
 
@@ -58,7 +60,7 @@ class StepResult(NamedTuple):
     margins: np.ndarray  # [B, N] float32
     counts: np.ndarray  # [B] int32
     finish: np.ndarray  # [B] int32
-    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.rule.LOGPROBS`; empty without sampling settings
+    scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.decide.LOGPROBS`; empty without sampling settings
 
 
 class Compiled(NamedTuple):
@@ -146,14 +148,20 @@ def compiled(
         )
 
     def step(
-        params: Params, state: State, packed: jax.Array, settings: SamplingArrays | None
+        params: Params,
+        state: State,
+        packed: jax.Array,
+        settings: SamplingArrays | None,
+        proposal: Proposal | None = None,
     ) -> tuple[State, jax.Array]:
         stops, lengths = state.stops, state.lengths
-        shapes = [leaf.shape for leaf in jax.tree.leaves((stops, settings))]
+        shapes = [leaf.shape for leaf in jax.tree.leaves((stops, settings, proposal))]
         trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), *shapes)
+        tree = DraftTree(tokens=packed[0], parents=packed[1])
         rule = greedy_rule
         if settings is not None:
-            rule = sampling_rule(
+            make = sampling_rule if proposal is None else functools.partial(stochastic_rule, tree, proposal)
+            rule = make(
                 settings,
                 state.history,
                 state.prompt_lengths,
@@ -161,7 +169,6 @@ def compiled(
                 processors=processors,
                 constraint=constraint,
             )
-        tree = DraftTree(tokens=packed[0], parents=packed[1])
         done = verify(model, params, state.cache, lengths, tree, progress=state.progress, stops=stops, rule=rule)
         walk = done.walk
         state = state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress)
@@ -275,6 +282,7 @@ class Engine:
         self._stop_shape = (_power_of_two(max(stop_shape[0], 1)), _power_of_two(max(stop_shape[1], 1)))
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
+        self._prefilled: dict[tuple[int, ...], tuple[Cache | None, int]] = {}
         self.slots = 0
 
     @property
@@ -298,22 +306,32 @@ class Engine:
                 history = jnp.pad(history, ((0, 0), (0, self.slots + 1 - history.shape[1])))
             self._state = state.replace(cache=self._compiled.grow(state.cache, self.slots), history=history)
 
-    def admit(self, admissions: Sequence[Admission]) -> None:
+    def admit(self, admissions: Sequence[Admission], again: Collection[tuple[int, ...]] = ()) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
 
         Prompts of similar length go through the model together, equal ones once.
+
+        Args:
+          admissions: the requests and their rows.
+          again: prompts, less their last token, that later admissions will have too: their prefill is kept for them.
         """
         groups: dict[tuple[int, ...], dict[tuple[int, ...], list[Admission]]] = {}
         for admission in admissions:
             held = tuple(admission.prompt[:-1])
+            self.reserve(len(held) + 1)
+            if held in self._prefilled:
+                self._enter(admission, *self._prefilled[held])
+                continue
             group = groups.setdefault(tuple(chunk_sizes(len(held))), {})
             group.setdefault(held, []).append(admission)
-            self.reserve(len(held) + 1)
+        self._prefilled = {held: entry for held, entry in self._prefilled.items() if held in again}
         for sizes, group in groups.items():
             cache = self._prefill(sizes, list(group)) if sizes else None
-            for source, entering in enumerate(group.values()):
+            for source, (held, entering) in enumerate(group.items()):
                 for admission in entering:
                     self._enter(admission, cache, source)
+                if held in again:
+                    self._prefilled[held] = (cache, source)
         if self._settings is not None:
             chosen = self._settings_of_rows
             self._row_settings = jax.device_put(jax.tree.map(lambda x: np.asarray(x)[chosen], self._settings))
@@ -356,11 +374,14 @@ class Engine:
         self._state = state.replace(cache=cache)
         self._lengths[row] = held
 
-    def dispatch(self, packed: np.ndarray) -> jax.Array:
-        """Starts a step on trees packed by `tree.pack`; returns at once. Give the result to `collect`."""
+    def dispatch(self, packed: np.ndarray, proposal: Proposal | None = None) -> jax.Array:
+        """Starts a step on trees packed by `tree.pack`; returns at once. Give the result to `collect`.
+
+        With a `proposal`, which needs sampling settings, the trees hold sampled drafts that are accepted by chance.
+        """
         width = packed.shape[-1]
         self.reserve(int(self._lengths.max()) + width)
-        self._state, out = self._compiled.step(self._params, self._state, packed, self._row_settings)
+        self._state, out = self._compiled.step(self._params, self._state, packed, self._row_settings, proposal)
         out.copy_to_host_async()
         return out
 

@@ -167,7 +167,7 @@ def draw_children(key: jax.Array, q: jax.Array, count: int, *, exclude: jax.Arra
     """
     if exclude is not None:
         q = jnp.where((jnp.arange(q.shape[0])[:, None] == exclude).any(1), 0, q)
-    return _largest(jnp.log(q.astype(jnp.float32)) + gumbel(key, q.shape[0]), count)
+    return largest(jnp.log(q.astype(jnp.float32)) + gumbel(key, q.shape[0]), count)
 
 
 def coupled_children(
@@ -189,10 +189,10 @@ def coupled_children(
       `[C]` int32; -1 where fewer than `C` tokens are left.
     """
     noise = token_noise(seed, request, position, logits.shape[-1])
-    return _largest(logits.astype(jnp.float32) + noise, count)
+    return largest(logits.astype(jnp.float32) + noise, count)
 
 
-def _largest(scores: jax.Array, count: int) -> jax.Array:
+def largest(scores: jax.Array, count: int) -> jax.Array:
     values, tokens = lax.top_k(scores, min(count, scores.shape[0]))
     tokens = jnp.where(values > -jnp.inf, tokens, -1).astype(jnp.int32)
     return jnp.pad(tokens, (0, count - tokens.shape[0]), constant_values=-1)

@@ -134,6 +134,15 @@ def test_best_two():
     assert margin[0, 0] == 0
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_B17_no_argmax(value):
+    x = np.zeros((3, 7), np.float32)
+    x[0, 4], x[1] = value, -np.inf
+    index, margin, bad = accept.best_two(jnp.asarray(x))
+    assert bad.tolist() == [True, True, False] and margin.tolist() == [0, 0, 0]
+    assert ((index >= 0) & (index < 7)).all()
+
+
 def test_rows_are_independent():
     """A1, B33: each row follows its own tree, an ended row emits nothing."""
     rng = np.random.default_rng(1)

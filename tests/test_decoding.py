@@ -307,8 +307,9 @@ def test_bad_arguments(tiny, options, error, words):
 
 
 def test_F10_unknown_option(tiny):
-    with pytest.raises(TypeError, match="widht"):
-        generate(*tiny, [[1]], widht=3)
+    for call in (generate, stream):
+        with pytest.raises(TypeError, match="widht"):
+            call(*tiny, [[1]], widht=3)
 
 
 def test_no_prompts(tiny):

@@ -7,10 +7,11 @@ import os
 import pytest
 
 from jaxlookahead import first_difference, generate, load
+from jaxlookahead.drafters.protocol import DrafterBase
 from jaxlookahead.testing import ATTACKS, AdversarialDrafter, check_model
 
 pytestmark = pytest.mark.real
-# Every golden prompt takes an hour; CI takes some of each kind.
+# Every golden prompt takes half an hour; CI takes some.
 EVERY = os.environ.get("JAXLOOKAHEAD_GOLDENS") == "all"
 
 
@@ -45,21 +46,43 @@ def test_check_model(loaded):
     assert max(report.tree, report.commit) < 1e-5
 
 
-@pytest.mark.parametrize(("width", "rows"), [(1, 1), (4, 1), (16, 3), (64, 1)])
-def test_greedy_equals_goldens(loaded, goldens, width, rows):
-    some = goldens if EVERY or width == 16 else goldens[:3]
-    stats = check(loaded, some, drafter="trie", width=width, rows=rows)
+CASES = [("trie", width, 8) for width in (1, 4, 8, 16, 32, 64)]
+CASES += [("trie", 16, 1), ("trie", 16, 3), ("prompt_lookup", 8, 3), ("prompt_lookup", 16, 8)]
+
+
+@pytest.mark.parametrize(("drafter", "width", "rows"), CASES)
+def test_greedy_equals_goldens(loaded, goldens, drafter, width, rows):
+    if not EVERY and (width, rows) not in ((1, 8), (16, 3), (64, 8)):
+        pytest.skip("one of the longer ones")
+    stats = check(loaded, goldens, limit=None if EVERY else 64, drafter=drafter, width=width, rows=rows)
     assert stats.accepted > 0 or width == 1
 
 
-def test_batch_of_eight(loaded, goldens):
-    check(loaded, goldens[:8], limit=None if EVERY else 48, drafter="prompt_lookup", width=8, rows=8)
+class Alternating(DrafterBase):
+    """Each request is drafted for by another attack."""
+
+    def __init__(self, vocab_size):
+        self.attacks = [AdversarialDrafter(attack, vocab_size) for attack in ATTACKS]
+
+    def of(self, request):
+        return self.attacks[request % len(self.attacks)]
+
+    def begin(self, request, prompt, *, namespace=None):
+        self.of(request).begin(request, prompt)
+
+    def extend(self, request, tokens):
+        self.of(request).extend(request, tokens)
+
+    def draft(self, request, budget, max_depth):
+        return self.of(request).draft(request, budget, max_depth)
+
+    def end(self, request, *, remember=True):
+        self.of(request).end(request)
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_adversarial_drafts(loaded, goldens, attack):
-    drafter = AdversarialDrafter(attack, loaded.model.vocab_size)
-    check(loaded, goldens if EVERY else goldens[:3], limit=None if EVERY else 16, drafter=drafter, width=16, rows=3)
+def test_adversarial_drafts(loaded, goldens):
+    limit = None if EVERY else 32
+    check(loaded, goldens, limit, drafter=Alternating(loaded.model.vocab_size), width=8, rows=8)
 
 
 def test_drafted_equals_plain(loaded, goldens):

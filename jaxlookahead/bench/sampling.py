@@ -27,6 +27,7 @@ from jaxlookahead.sampling import (
     init_context,
     pack,
 )
+from jaxlookahead.sampling.decide import LOGPROBS
 
 SETTINGS = {
     "greedy": Sampling(),
@@ -53,7 +54,8 @@ def _walk(decisions: int, length: int) -> tuple[Callable, Callable]:
 
     def start(rows: int) -> Decision:
         zeros = jnp.zeros(rows, jnp.float32)
-        return Decision(zeros.astype(jnp.int32), zeros, zeros, zeros, zeros > 0)
+        scores = dict.fromkeys(LOGPROBS, zeros)
+        return Decision(token=zeros.astype(jnp.int32), margin=zeros, bad=zeros > 0, scores=scores)
 
     def with_settings(arrays: SamplingArrays, history: jax.Array, logits: jax.Array) -> Decision:
         def body(_: int, carry: tuple[Context, Decision]) -> tuple[Context, Decision]:

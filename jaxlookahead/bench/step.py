@@ -78,14 +78,14 @@ def _forward_job(model: Model, params: Params, width: int, slots: int) -> Callab
     return job
 
 
-def random_smollm2() -> tuple[Model, Params]:
+def random_smollm2(vocab_size: int = 49152) -> tuple[Model, Params]:
     """A model of SmolLM2-135M's shape with random float32 weights, laid out as a checkpoint would be here."""
     from jaxlookahead.models.config import DecoderConfig
-    from jaxlookahead.models.hf import targets
+    from jaxlookahead.models.targets import targets
     from jaxlookahead.models.weights import ParamsBuilder
 
     config = DecoderConfig(
-        vocab_size=49152,
+        vocab_size=vocab_size,
         hidden_size=576,
         num_layers=30,
         num_heads=9,

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxlookahead.checkpoints.gguf_file import GGUFFile, check_formats
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 
 _SIZES = {
     "hidden_size": "embedding_length",
@@ -51,6 +51,11 @@ _LAYER_NAMES = {
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+}
+_GEMMA3_NAMES = {
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
 }
 _OTHER_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _TENSOR = re.compile(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)")
@@ -106,6 +111,8 @@ def hf_config(file: GGUFFile) -> dict[str, Any]:
     config["head_dim"] = size
     if arch == "llama":
         config |= _llama_options(file, option("attention.sliding_window"))
+    elif arch == "gemma3":
+        config |= _gemma3_options(config, option("attention.sliding_window"))
     elif option("attention.sliding_window"):
         raise ValueError(f"{file.path}: {arch}.attention.sliding_window is not supported")
     config["rope_theta"] = float(option("rope.freq_base", 10000.0))
@@ -126,6 +133,21 @@ def _llama_options(file: GGUFFile, window: int | None) -> dict[str, Any]:
     if window:
         return {"model_type": "mistral", "sliding_window": window}
     return {"attention_bias": biases["q"], "mlp_bias": biases["mlp"]}
+
+
+def _gemma3_options(config: dict[str, Any], window: int | None) -> dict[str, Any]:
+    """What every Gemma 3 has and its files leave out."""
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    # The largest alone scales queries by the width of the stream over the heads.
+    scalar = config["hidden_size"] // heads if layers == 62 else config["head_dim"]
+    return {
+        "model_type": "gemma3_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "sliding_window": window,
+        "rope_local_base_freq": 10000.0,
+        **({} if window else {"layer_types": ["full_attention"] * layers}),
+    }
 
 
 def _rope_scaling(file: GGUFFile, arch: str, option: Any, config: dict[str, Any]) -> dict[str, Any] | None:
@@ -186,8 +208,8 @@ def _llama3_scaling(file: GGUFFile, config: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a tensor, or None for those that are no parameters.
+def hf_name(name: str, arch: str = "llama") -> str | None:
+    """The Hugging Face name of a tensor of an architecture, or None for those that are no parameters.
 
     Raises:
       ValueError: the name is unknown.
@@ -198,8 +220,9 @@ def hf_name(name: str) -> str | None:
     layer, part, suffix = found.groups() if found else (None, None, None)
     if layer is None and part in _OTHER_NAMES:
         return f"{_OTHER_NAMES[part]}.{suffix}"
-    if layer is not None and part in _LAYER_NAMES:
-        return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{suffix}"
+    names = _LAYER_NAMES | (_GEMMA3_NAMES if arch == "gemma3" else {})
+    if layer is not None and part in names:
+        return f"model.layers.{layer}.{names[part]}.{suffix}"
     raise ValueError(f"the tensor {name!r} has no place in the architectures supported: {', '.join(ARCHITECTURES)}")
 
 
@@ -210,9 +233,15 @@ def tensors(file: GGUFFile, config: dict[str, Any], dtype: Any = np.float32) -> 
       ValueError: a tensor's name or format is not supported, before the first is read.
     """
     check_formats(file)
-    names = {name: hf_name(name) for name in file.tensors}
+    arch = file.metadata["general.architecture"]
+    names = {name: hf_name(name, arch) for name in file.tensors}
     for name, theirs in names.items():
-        if theirs is not None:
+        if theirs is None:
+            continue
+        if arch == "gemma3" and theirs.endswith("norm.weight"):
+            # llama.cpp's converter has added the 1 that the model adds.
+            yield theirs, file.read(name, np.float32) - 1
+        else:
             yield theirs, file.read(name, dtype, order=_row_order(file, name, config))
 
 

@@ -3,13 +3,21 @@
 from jaxlookahead.drafters.persistence import TrieFileError, tokenizer_fingerprint
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
 from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
-from jaxlookahead.drafters.sources import GuessPool, OutsideDrafter, OutsideSource, Source, SuccessorTable
+from jaxlookahead.drafters.sources import (
+    DrafterSource,
+    GuessPool,
+    OutsideDrafter,
+    OutsideSource,
+    Source,
+    SuccessorTable,
+)
 from jaxlookahead.drafters.trie import TrieDrafter
 
 __all__ = [
     "Draft",
     "Drafter",
     "DrafterBase",
+    "DrafterSource",
     "GuessPool",
     "OutsideDrafter",
     "OutsideSource",

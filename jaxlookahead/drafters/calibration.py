@@ -134,15 +134,22 @@ class Calibration:
             weights[index] = min(max(weight, LEAST), 1.0 - LEAST)
             left -= part
 
-    def corrected(self, probs: list[float]) -> list[float]:
-        """Path probabilities as they have turned out, from path probabilities as estimated."""
+    def corrected(self, probs: Sequence[float], parents: Sequence[int]) -> list[float]:
+        """Path probabilities as they have turned out, from path probabilities as estimated.
+
+        Args:
+          probs: estimated probabilities of a draft's nodes.
+          parents: the draft's parents; no node gets more than its parent.
+        """
         ratio = self._ratio
-        found = []
-        for prob in probs:
+        found: list[float] = []
+        for prob, parent in zip(probs, parents, strict=True):
             place = prob * BINS
             low = int(place)
             here = ratio[low]
-            found.append(prob * min(here + (ratio[low + 1] - here) * (place - low), 1.0 / prob) if prob > 0.0 else 0.0)
+            value = prob * (here + (ratio[low + 1] - here) * (place - low))
+            most = found[parent] if parent >= 0 else 1.0
+            found.append(value if value < most else most)
         return found
 
     def verified(self, probs: list[float], accepted: Sequence[int]) -> None:

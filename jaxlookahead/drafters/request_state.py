@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxlookahead.drafters.calibration import MAX_MATCH, Calibration, success_bucket
 from jaxlookahead.drafters.estimates import Place, Side, Texts, estimate, learn, match_length, mover, step
+from jaxlookahead.drafters.sources import Source
 from jaxlookahead.drafters.suffix_index import DEPTH, END, FIRST, LAST, LINK, SHIFT, SuffixIndex
 
 # Tokens looked back at to find a place anew.
@@ -106,11 +107,10 @@ def _step(shared: SuffixIndex, root: int, found: tuple[int, int, int], token: in
     return node, length, pointer
 
 
-class ParentText:
+class ParentText(Source):
     """The text of a namespace's parent, asked for what the namespace's own text leaves over."""
 
     name = "parent"
-    first = False
 
     def __init__(
         self,
@@ -136,6 +136,3 @@ class ParentText:
 
     def step(self, state: Any, token: int) -> Any:
         return self._move(state, token)
-
-    def end(self, request: Hashable) -> None:
-        pass

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from jaxlookahead.drafters.protocol import Draft, DrafterBase
+from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
 
 
-class Source(Protocol):
-    """One more opinion on which tokens may follow a path.
+class Source:
+    """One more opinion on which tokens may follow a path; the base class of all.
 
     How far it is trusted is learnt online, under its name, from the tokens that the model emits.
 
@@ -19,24 +19,36 @@ class Source(Protocol):
     """
 
     name: str
-    first: bool
+    first: bool = False
+
+    def begin(self, request: Hashable, prompt: Sequence[int], namespace: Hashable | None) -> None:
+        """A request starts."""
+
+    def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """A request goes on with tokens that the model emitted."""
+
+    def end(self, request: Hashable, remember: bool) -> None:
+        """A request ends."""
+
+    def insert(self, tokens: Sequence[int], namespace: Hashable | None) -> None:
+        """A document joins shared memory."""
 
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
     ) -> Any:
         """The state at the end of `text`, or None where the source has nothing to say there."""
+        raise NotImplementedError
 
     def predict(self, state: Any) -> Sequence[tuple[int, float]]:
         """Tokens and their shares, likeliest first; the shares sum to at most 1."""
+        raise NotImplementedError
 
     def step(self, state: Any, token: int) -> Any:
         """The state after one more token, or None."""
-
-    def end(self, request: Hashable) -> None:
-        """Frees what is kept for a request."""
+        raise NotImplementedError
 
 
-class SuccessorTable:
+class SuccessorTable(Source):
     """The model's own likeliest next tokens after every token it has verified, accepted or not.
 
     After "Token Recycling" (Luo et al., arXiv 2408.08696), which fills the adjacency matrix from the top-k
@@ -44,7 +56,6 @@ class SuccessorTable:
     """
 
     name = "successors"
-    first = False
 
     def __init__(self, k: int = 8, max_entries: int = 1 << 17) -> None:
         """
@@ -96,11 +107,8 @@ class SuccessorTable:
     def step(self, state: Any, token: int) -> Any:
         return (state[0], token)
 
-    def end(self, request: Hashable) -> None:
-        pass
 
-
-class GuessPool:
+class GuessPool(Source):
     """N-grams that a model guessed in passing, such as the Jacobi iterates of lookahead decoding.
 
     After "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (Fu et al., 2024), whose
@@ -108,7 +116,6 @@ class GuessPool:
     """
 
     name = "guesses"
-    first = False
 
     def __init__(self, per_token: int = 8) -> None:
         """
@@ -150,7 +157,8 @@ class GuessPool:
         going_on = [tail[1:] for tail in tails if tail[0] == token and len(tail) > 1]
         return (pool, going_on + self._tails(pool, token))
 
-    def end(self, request: Hashable) -> None:
+    def end(self, request: Hashable, remember: bool) -> None:
+        del remember
         self._pools.pop(request, None)
 
     @staticmethod
@@ -204,24 +212,42 @@ def checked_tree(found: tuple[Any, ...], budget: int, max_depth: int) -> Draft:
     return draft
 
 
-class OutsideSource:
-    """An outside drafter as one more source: its tree joins the expansion.
+class DrafterSource(Source):
+    """A drafter as one more source: its trees join the expansion.
 
-    `propose(text, budget, max_depth)` returns `(token_ids, parents)` or `(token_ids, parents, probs)`, as
-    `arctic-inference`'s suffix cache does; `probs` are path probabilities.
+    A node's share of its parent is the ratio of their `probs`; without `probs`, earlier children get more, as the
+    order of nodes is the order of worth.
     """
 
-    first = True
-
-    def __init__(self, propose: Propose, name: str = "outside", first: bool = True) -> None:
-        self.propose = propose
+    def __init__(self, drafter: Drafter, name: str, *, first: bool = True) -> None:
+        """
+        Args:
+          drafter: the drafter; it is told of every request of the trie drafter that has this source.
+          name: what it is called.
+          first: whether it is asked before the request's own and shared text.
+        """
+        self.drafter = drafter
         self.name = name
         self.first = first
+
+    def begin(self, request: Hashable, prompt: Sequence[int], namespace: Hashable | None) -> None:
+        self.drafter.begin(request, prompt, namespace=namespace)
+
+    def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
+        self.drafter.extend(request, tokens)
+
+    def end(self, request: Hashable, remember: bool) -> None:
+        self.drafter.end(request, remember=remember)
+
+    def insert(self, tokens: Sequence[int], namespace: Hashable | None) -> None:
+        insert: Any = getattr(self.drafter, "insert", None)
+        if insert is not None:
+            insert(tokens) if namespace is None else insert(tokens, namespace=namespace)
 
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
     ) -> Any:
-        draft = checked_tree(self.propose(list(text), budget, max_depth), budget, max_depth)
+        draft = self.drafter.draft(request, budget, max_depth)
         if not len(draft):
             return None
         children: dict[int, list[int]] = {}
@@ -233,7 +259,6 @@ class OutsideSource:
         draft, children, node = state
         kids = children.get(node, ())
         if draft.probs is None:
-            # The order of nodes is the order of worth, so earlier children get more.
             weights = [0.5**rank for rank in range(1, len(kids) + 1)]
         else:
             whole = max(draft.probs[node] if node >= 0 else 1.0, 1e-9)
@@ -249,17 +274,15 @@ class OutsideSource:
                 return (draft, children, kid)
         return None
 
-    def end(self, request: Hashable) -> None:
-        pass
-
 
 class OutsideDrafter(DrafterBase):
-    """An outside drafter alone, behind the `Drafter` protocol."""
+    """An outside drafter behind the `Drafter` protocol."""
 
     def __init__(self, propose: Propose) -> None:
         """
         Args:
-          propose: as for `OutsideSource`.
+          propose: `propose(text, budget, max_depth)` returns `(token_ids, parents)` or `(token_ids, parents, probs)`
+            for the end of `text`; a parent of -1 is the newest token, `probs` are path probabilities.
         """
         self.propose = propose
         self._texts: dict[Hashable, list[int]] = {}
@@ -279,3 +302,16 @@ class OutsideDrafter(DrafterBase):
     def end(self, request: Hashable, *, remember: bool = True) -> None:
         del remember
         del self._texts[request]
+
+
+class OutsideSource(DrafterSource):
+    """An outside drafter as one more source."""
+
+    def __init__(self, propose: Propose, name: str = "outside", *, first: bool = True) -> None:
+        """
+        Args:
+          propose: as for `OutsideDrafter`.
+          name: what it is called.
+          first: whether it is asked before the request's own and shared text.
+        """
+        super().__init__(OutsideDrafter(propose), name, first=first)

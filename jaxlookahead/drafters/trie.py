@@ -109,6 +109,8 @@ class TrieDrafter(DrafterBase):
             self.memory.hold(namespace)
             for token in tokens:
                 state.push(token)
+            for source in self.sources:
+                source.begin(request, tokens, namespace)
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
         ids = token_list("tokens", tokens, self.vocab_size)
@@ -117,6 +119,8 @@ class TrieDrafter(DrafterBase):
             texts = self._texts(state)
             for token in ids:
                 texts = state.take(texts, token)
+            for source in self.sources:
+                source.extend(request, ids)
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
         with self._lock:
@@ -141,7 +145,7 @@ class TrieDrafter(DrafterBase):
                 labels=self.labels,
             )
             state.estimated = draft.probs or []
-            draft.probs = texts.calibration.corrected(state.estimated)
+            draft.probs = texts.calibration.corrected(state.estimated, draft.parents)
             return draft
 
     def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
@@ -156,7 +160,7 @@ class TrieDrafter(DrafterBase):
                 del self._requests[request]
                 self.memory.let_go(state.namespace)
                 for source in self.sources:
-                    source.end(request)
+                    source.end(request, remember)
             if remember:
                 start = 0 if self.remember_prompts else state.prompt_length
                 self.memory.insert(state.index.text[start:].tolist(), state.namespace, request, self._lock)
@@ -175,6 +179,9 @@ class TrieDrafter(DrafterBase):
         ids = token_list("tokens", tokens, self.vocab_size)
         with self._writing:
             self.memory.insert(ids, namespace, key, self._lock)
+            with self._lock:
+                for source in self.sources:
+                    source.insert(ids, namespace)
 
     def forget(self, key: Hashable) -> int:
         """Removes all documents of a key, or the remembered response of a request, from shared memory.

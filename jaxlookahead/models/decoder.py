@@ -1,4 +1,4 @@
-"""The built-in decoder: pre-norm blocks of grouped-query attention and gated feed-forward, as Flax nnx modules."""
+"""The built-in decoder: blocks of grouped-query attention and feed-forward, as Flax nnx modules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from flax import nnx
 from jax import lax
 
 from jaxlookahead.models.config import DecoderConfig
-from jaxlookahead.models.layers import Embedding, Norm, Projection
+from jaxlookahead.models.experts import Experts
+from jaxlookahead.models.layers import Embedding, Norm, Projection, activate
 from jaxlookahead.models.rope import rotation
 
 __all__ = ["Decoder", "DecoderConfig"]
@@ -20,14 +21,14 @@ class View(NamedTuple):
     """Where the new tokens are and what they see, for one layer.
 
     Attributes:
-      cos: `[B, T, H / 2]` cosines of the rotary angles.
-      sin: `[B, T, H / 2]` sines.
+      cos: `[B, T, R / 2]` cosines of the rotary angles of the `R` dimensions that rotate; None: nothing rotates.
+      sin: `[B, T, R / 2]` sines.
       mask: `[B, T, S]` bool, the layer's window applied.
       start: `[]` int32, the slot of the first new token.
     """
 
-    cos: jax.Array
-    sin: jax.Array
+    cos: jax.Array | None
+    sin: jax.Array | None
     mask: jax.Array
     start: jax.Array
 
@@ -46,8 +47,8 @@ class Attention(nnx.Module):
         fused = c.num_kv_heads * (c.queries_per_kv + 2) * c.head_size
         self.qkv = Projection(fused, c.hidden_size, bias=c.qkv_bias, **common)
         self.out = Projection(c.hidden_size, c.num_heads * c.head_size, bias=c.out_bias, **common)
-        self.q_norm = Norm(c.head_size, c.norm_eps, c.dtype) if c.qk_norm else None
-        self.k_norm = Norm(c.head_size, c.norm_eps, c.dtype) if c.qk_norm else None
+        heads = (c.num_heads, c.num_kv_heads) if c.qk_norm_whole else (1, 1)
+        self.q_norm, self.k_norm = (_norm(c, n * c.head_size) if c.qk_norm else None for n in heads)
 
     def __call__(self, x: jax.Array, view: View, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """Attends from `T` new tokens.
@@ -64,15 +65,22 @@ class Attention(nnx.Module):
         qkv = self.qkv(x).reshape(b, t, c.num_kv_heads, c.queries_per_kv + 2, c.head_size)
         q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
         if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (
-            rotate(q, view.cos[:, :, None, None], view.sin[:, :, None, None]),
-            rotate(k, view.cos[:, :, None], view.sin[:, :, None]),
-        )
+            whole = (b, t, -1)
+            q, k = (
+                norm(x.reshape(whole) if c.qk_norm_whole else x).reshape(x.shape)
+                for norm, x in ((self.q_norm, q), (self.k_norm, k))
+            )
+        if view.cos is not None:
+            q, k = (
+                rotate(q, view.cos[:, :, None, None], view.sin[:, :, None, None]),
+                rotate(k, view.cos[:, :, None], view.sin[:, :, None]),
+            )
         keys = write(cache["k"], jnp.transpose(k, (0, 2, 3, 1)), view.start, axis=3)
         values = write(cache["v"], jnp.transpose(v, (0, 2, 1, 3)), view.start, axis=2)
-        q = jnp.transpose(q * c.head_size**-0.5, (0, 2, 3, 1, 4))
+        scale = c.head_size**-0.5 if c.attention_scale is None else c.attention_scale
+        q = jnp.transpose(q * scale, (0, 2, 3, 1, 4))
         scores = jnp.einsum("bkgth,bkhs->bkgts", q, keys, preferred_element_type=jnp.float32)
+        scores = capped(scores, c.attention_cap)
         weights = jax.nn.softmax(jnp.where(view.mask[:, None, None], scores, jnp.finfo(jnp.float32).min), axis=-1)
         mixed = jnp.einsum("bkgts,bksh->bkgth", weights.astype(values.dtype), values)
         mixed = jnp.transpose(mixed, (0, 3, 1, 2, 4)).reshape(b, t, -1)
@@ -80,37 +88,54 @@ class Attention(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Gated feed-forward (Shazeer 2020, https://arxiv.org/abs/2002.05202)."""
+    """Feed-forward, gated (Shazeer 2020, https://arxiv.org/abs/2002.05202) or not."""
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c = config
         common = {"bias": c.mlp_bias, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
-        self.gate_up = Projection(2 * c.intermediate_size, c.hidden_size, **common)
+        self.activation, self.gated = c.activation, c.gated
+        if c.gated:
+            self.gate_up = Projection(2 * c.intermediate_size, c.hidden_size, **common)
+        else:
+            self.up = Projection(c.intermediate_size, c.hidden_size, **common)
         self.down = Projection(c.hidden_size, c.intermediate_size, **common)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """`[B, T, E]` to `[B, T, E]`."""
+        if not self.gated:
+            return self.down(activate(self.activation, self.up(x)))
         gate, up = jnp.split(self.gate_up(x), 2, axis=-1)
-        # silu(gate) * up, with the division last: XLA on CPU fuses anything cheaper into the copies that a blocked
-        # product makes of its input, and computes it anew for each. The bound keeps the gradient finite.
-        return self.down(gate * up / (1 + jnp.exp(-jnp.maximum(gate, -80))))
+        return self.down(activate(self.activation, gate, up))
 
 
 class Layer(nnx.Module):
     """One block."""
 
-    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+    def __init__(self, config: DecoderConfig, index: int, *, rngs: nnx.Rngs):
         c = config
-        self.attention_norm = Norm(c.hidden_size, c.norm_eps, c.dtype)
+        self.order = c.norm_order
+        before, after = c.norm_order != "after", c.norm_order in ("after", "both")
+        self.attention_norm = _norm(c) if before else None
         self.attention = Attention(c, rngs=rngs)
-        self.mlp_norm = Norm(c.hidden_size, c.norm_eps, c.dtype)
-        self.mlp = Mlp(c, rngs=rngs)
+        self.attention_post_norm = _norm(c) if after else None
+        self.mlp_norm = _norm(c) if before else None
+        self.mlp = Experts(c, rngs=rngs) if c.has_experts(index) else Mlp(c, rngs=rngs)
+        self.mlp_post_norm = _norm(c) if after else None
 
     def __call__(self, x: jax.Array, view: View, cache: LayerCache) -> tuple[jax.Array, LayerCache]:
         """See `Attention`."""
-        mixed, cache = self.attention(self.attention_norm(x), view, cache)
-        x = x + mixed
-        return x + self.mlp(self.mlp_norm(x)), cache
+        mixed, cache = self.attention(self._before(x, self.attention_norm), view, cache)
+        if self.order == "parallel":
+            return x + mixed + self.mlp(self.mlp_norm(x)), cache
+        x = self._add(x, mixed, self.attention_norm, self.attention_post_norm)
+        return self._add(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm, self.mlp_post_norm), cache
+
+    def _before(self, x: jax.Array, norm: Norm | None) -> jax.Array:
+        return x if norm is None or self.order == "residual" else norm(x)
+
+    def _add(self, x: jax.Array, y: jax.Array, norm: Norm | None, post_norm: Norm | None) -> jax.Array:
+        x = x + (y if post_norm is None else post_norm(y))
+        return norm(x) if norm is not None and self.order == "residual" else x
 
 
 class Decoder(nnx.Module):
@@ -123,12 +148,18 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         self.config = config
-        c, shape = config, (config.vocab_size, config.hidden_size)
+        c, shape = config, (config.vocab_size, config.embed_width)
         # Where the embedding has no product to serve, whole vectors side by side are the better layout.
         self.embed = Embedding(*shape, block=(c.block or 0) if c.tied else 0, dtype=c.dtype, rngs=rngs)
         for i in range(c.num_layers):
-            setattr(self, f"layer_{i}", Layer(c, rngs=rngs))
-        self.norm = Norm(c.hidden_size, c.norm_eps, c.dtype)
+            setattr(self, f"layer_{i}", Layer(c, i, rngs=rngs))
+        self.norm = _norm(c) if c.final_norm else None
+        table = {"block": 0, "dtype": c.dtype, "rngs": rngs}
+        self.positions = Embedding(c.learned_positions, c.hidden_size, **table) if c.learned_positions else None
+        common = {"bias": False, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
+        narrow = c.embed_width != c.hidden_size
+        self.project_in = Projection(c.hidden_size, c.embed_width, **common) if narrow else None
+        self.project_out = Projection(c.embed_width, c.hidden_size, **common) if narrow else None
         self.head = None if c.tied else Embedding(*shape, block=c.block or 0, dtype=c.dtype, rngs=rngs)
 
     @property
@@ -157,22 +188,54 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, Cache]:
         """See `Model.forward`. Returns float32 logits."""
         c = self.config
-        cos, sin = rotation(c.rope, c.head_size, positions)
         views = {
-            w: View(cos, sin, windowed(mask, positions, start, w), start) for w in map(c.window, range(c.num_layers))
+            w: self._view(positions, windowed(mask, positions, start, w), start, w)
+            for w in map(c.window, range(c.num_layers))
         }
-        x, written = self.embed(tokens), {}
+        x, written = self._embedded(tokens, positions), {}
         for i in range(c.num_layers):
             name = f"layer_{i}"
             with jax.named_scope(name):
                 x, written[name] = getattr(self, name)(x, views[c.window(i)], cache[name])
         with jax.named_scope("head"):
+            x = x if self.norm is None else self.norm(x)
+            x = x if self.project_out is None else self.project_out(x)
             head = self.embed if self.head is None else self.head
-            return head.logits(self.norm(x)), written
+            return capped(head.logits(x), c.logit_cap), written
+
+    def _view(self, positions: jax.Array, mask: jax.Array, start: jax.Array, window: int | None) -> View:
+        c = self.config
+        rope = c.rope if window is None or c.rope_local is None else c.rope_local
+        cos, sin = (None, None) if rope is None else rotation(rope, c.rotated, positions)
+        return View(cos, sin, mask, start)
+
+    def _embedded(self, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        c, x = self.config, self.embed(tokens)
+        x = x if c.embed_scale == 1 else x * jnp.asarray(c.embed_scale, x.dtype)
+        x = x if self.project_in is None else self.project_in(x)
+        if self.positions is not None:
+            # Padding may lie beyond the table; it must not become NaN, which a mask does not hide.
+            x = x + self.positions(jnp.minimum(positions + c.position_offset, c.learned_positions - 1))
+        return x
+
+
+def _norm(c: DecoderConfig, size: int | None = None) -> Norm:
+    return Norm(c.hidden_size if size is None else size, c.norm_eps, c.dtype, c.norm)
+
+
+def capped(x: jax.Array, cap: float | None) -> jax.Array:
+    """`cap * tanh(x / cap)`, near `x` where it is small and never beyond `cap`."""
+    return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotates the halves of `x` `[..., H]` against each other, in float32; `cos` and `sin` are `[..., H / 2]`."""
+    """Rotates the halves of the first `R` entries of `x` `[..., H]` against each other, in float32.
+
+    `cos` and `sin` are `[..., R / 2]`; the other entries stay.
+    """
+    size = 2 * cos.shape[-1]
+    if size < x.shape[-1]:
+        return jnp.concatenate([rotate(x[..., :size], cos, sin), x[..., size:]], axis=-1)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 

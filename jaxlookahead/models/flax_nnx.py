@@ -32,7 +32,13 @@ class NnxModel:
 
     def __post_init__(self):
         # The graph is long and a jitted call hashes its static arguments every time.
-        object.__setattr__(self, "_hash", hash((self.graphdef, self.shapes, self.vocab_size, self.max_length)))
+        key = (self.treedef, self.shapes, self.vocab_size, self.max_length)
+        try:
+            found = hash((self.graphdef, *key))
+        except TypeError:
+            # The module holds something that can be compared but not hashed, such as a dataclass that isn't frozen.
+            found = hash(key)
+        object.__setattr__(self, "_hash", found)
 
     def __hash__(self) -> int:
         return self._hash

@@ -23,15 +23,33 @@ VOCABULARY_BLOCKS = 48
 
 
 class Norm(nnx.Module):
-    """Root-mean-square norm of the last axis, in float32 (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
+    """Norm of the last axis, in float32.
 
-    def __init__(self, size: int, eps: float, dtype: str):
-        self.eps = eps
-        self.scale = nnx.Param(jnp.ones((size,), dtype))
+    Root mean square (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467), or mean and variance with a bias
+    (Ba et al. 2016, https://arxiv.org/abs/1607.06450).
+
+    Args:
+      size: of the axis.
+      eps: added to the mean square or the variance.
+      dtype: of the parameters.
+      kind: see `DecoderConfig.norm`.
+    """
+
+    def __init__(self, size: int, eps: float, dtype: str, kind: str = "rms"):
+        self.eps, self.kind = eps, kind
+        self.scale = nnx.Param(jnp.full((size,), 0 if kind == "rms_offset" else 1, dtype))
+        self.bias = nnx.Param(jnp.zeros((size,), dtype)) if kind == "layer" else None
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
+        if self.bias is not None:
+            x32 = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         x32 = x32 * lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        if self.bias is not None:
+            return (x32 * self.scale[...] + self.bias[...]).astype(x.dtype)
+        if self.kind == "rms_offset":
+            # Added in float32: close to 1, a shorter type would lose most of the parameter's digits.
+            return (x32 * (1 + self.scale[...].astype(jnp.float32))).astype(x.dtype)
         return self.scale[...] * x32.astype(x.dtype)
 
 
@@ -106,6 +124,19 @@ class Embedding(Linear):
         return self.product(x, jnp.float32)
 
 
+def activate(kind: str, gate: jax.Array, up: jax.Array | None = None) -> jax.Array:
+    """`f(gate)`, or `f(gate) * up`, with `f` named as in `DecoderConfig.activation`."""
+    if kind == "silu" and up is not None:
+        # With the division last: XLA on CPU fuses anything cheaper into the copies that a blocked product makes of
+        # its input, and computes it anew for each. The bound keeps the gradient finite.
+        return gate * up / (1 + jnp.exp(-jnp.maximum(gate, -80)))
+    if kind in ("gelu", "gelu_tanh"):
+        y = jax.nn.gelu(gate, approximate=kind == "gelu_tanh")
+    else:
+        y = jax.nn.silu(gate) if kind == "silu" else jax.nn.relu(gate)
+    return y if up is None else y * up
+
+
 def part_sizes(out: int, block: int, at_once: int) -> list[int]:
     """Blocks in each part of a blocked weight: full parts, then the rest; none where `block` is 0."""
     blocks = -(-out // block) if block else 0
@@ -133,10 +164,10 @@ def _blocked_product(weights: Sequence[jax.Array], x: jax.Array, dtype: jnp.dtyp
             found.append(jnp.swapaxes(y, 0, 1).reshape(rows.shape[0], -1))
         return found[0] if len(found) == 1 else jnp.concatenate(found, axis=-1)
 
-    return _in_turns(product, x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+    return in_turns(product, x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
 
 
-def _in_turns(product: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
+def in_turns(product: Callable[[jax.Array], jax.Array], rows: jax.Array) -> jax.Array:
     """`product(rows)`, at most `TOKENS_AT_ONCE` rows at once."""
     count = rows.shape[0]
     turns = math.ceil(count / TOKENS_AT_ONCE)

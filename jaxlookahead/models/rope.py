@@ -93,15 +93,15 @@ class RopeConfig:
         kind = scaling.pop("rope_type", None)
         kind = scaling.pop("type", None) if kind is None else (scaling.pop("type", None), kind)[1]
         kind = kind or "default"
-        if kind == "dynamic":
+        if kind in ("dynamic", "longrope", "su"):
             raise ValueError(
-                f"{key} of type 'dynamic' is not supported: its angles change with the length of the sequence, so "
+                f"{key} of type {kind!r} is not supported: its angles change with the length of the sequence, so "
                 "cached keys would go stale; use a 'linear' or 'yarn' scaling"
             )
         if kind not in KINDS:
             raise ValueError(f"{key} of type {kind!r} is not supported; supported: {', '.join(KINDS)}")
-        if scaling.pop("partial_rotary_factor", 1.0) != 1.0 or config.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError("partial_rotary_factor other than 1 is not supported")
+        # A share of each head's dimensions, which the decoder's `rotary_size` tells.
+        scaling.pop("partial_rotary_factor", None)
         unknown = sorted(set(scaling) - set(_FIELDS[kind]) - {"original_max_position_embeddings", "factor"})
         if unknown:
             raise ValueError(f"{key} of type {kind!r} has fields that are not supported: {', '.join(unknown)}")

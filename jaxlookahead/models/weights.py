@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxlookahead.models.config import DecoderConfig
-from jaxlookahead.models.hf import fill, targets, unused
 from jaxlookahead.models.protocol import Model, Params
+from jaxlookahead.models.targets import fill, full_name, targets, unused
 
 Path = tuple[str, ...]
 Placement = jax.sharding.Sharding | Callable[[Path, tuple[int, ...]], jax.sharding.Sharding] | None
-
-CPU_BLOCK = 64
 
 # Outputs per block where parameters stay on one CPU: the width of XLA's product kernel for float32.
 CPU_BLOCK = 64
@@ -63,15 +61,15 @@ class ParamsBuilder:
         """Takes one tensor.
 
         Args:
-          name: its Hugging Face name; a missing `model.` in front is understood.
-          array: its values in the checkpoint's shape (`[out, in]` for projections), of any dtype that numpy casts.
+          name: its Hugging Face name; a missing prefix (`model.`, `transformer.`) is understood.
+          array: its values in the checkpoint's shape, of any dtype that numpy casts.
 
         Raises:
           ValueError: the name is unknown or came before, or the shape is not the configuration's.
         """
         if unused(self.config, name):
             return
-        full = name if name in self._targets else f"model.{name}"
+        full = name if name in self._targets else full_name(self.config, name)
         where = self._targets.get(full)
         if where is None:
             raise ValueError(f"the checkpoint holds {name!r}, which the model has no place for")
@@ -81,6 +79,7 @@ class ParamsBuilder:
         if array.shape != (((array.shape[0],) if padded else where.shape[:1]) + where.shape[1:]):
             raise ValueError(f"{name!r} has shape {array.shape}; the configuration asks for {where.shape}")
         self._missing.remove(full)
+        array = array.T if where.transposed else array
         for piece in where.pieces:
             path = piece.path
             if path not in self._partial:

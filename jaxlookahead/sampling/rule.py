@@ -8,13 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxlookahead import accept
+from jaxlookahead.accept import Decision
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
 from jaxlookahead.sampling.decide import decide
 from jaxlookahead.sampling.processors import Context, Processor, advance, init_context
-
-LOGPROBS = ("logprob_raw", "logprob")
 
 
 def sampling_rule(
@@ -25,7 +23,7 @@ def sampling_rule(
     *,
     processors: Sequence[Processor] = (),
     constraint: Constraint | None = None,
-) -> Callable[[jax.Array], tuple[Callable[[Context, jax.Array], accept.Decision], Context, Any]]:
+) -> Callable[[jax.Array], tuple[Callable[[Context, jax.Array], Decision], Context, Any]]:
     """Decides node by node, so that every processor sees the tokens emitted before the node.
 
     Args:
@@ -41,12 +39,10 @@ def sampling_rule(
       (`logprob_raw`) and under the processed ones (`logprob`).
     """
 
-    def rule(logits: jax.Array) -> tuple[Callable[[Context, jax.Array], accept.Decision], Context, Any]:
-        def decide_at(context: Context, node: jax.Array) -> accept.Decision:
+    def rule(logits: jax.Array) -> tuple[Callable[[Context, jax.Array], Decision], Context, Any]:
+        def decide_at(context: Context, node: jax.Array) -> Decision:
             at_node = jnp.take_along_axis(logits, node[:, None, None], axis=1)[:, 0]
-            made = decide(arrays, context, at_node, processors=processors, constraint=constraint)
-            scores = {name: getattr(made, name) for name in LOGPROBS}
-            return accept.Decision(token=made.token, margin=made.margin, bad=made.bad, scores=scores)
+            return decide(arrays, context, at_node, processors=processors, constraint=constraint)
 
         return decide_at, init_context(arrays, history, prompt_length, length), advance
 

@@ -27,12 +27,20 @@ _GGUF_NAMES = {
 _TOP_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def _gguf_name(name: str) -> str:
+_GEMMA3_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def _gguf_name(name: str, arch: str) -> str:
     stem, _, suffix = name.rpartition(".")
     if stem in _TOP_NAMES:
         return f"{_TOP_NAMES[stem]}.{suffix}"
     layer, _, part = stem.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_GGUF_NAMES[part]}.{suffix}"
+    names = _GGUF_NAMES | (_GEMMA3_NAMES if arch == "gemma3" else {})
+    return f"blk.{layer}.{names[part]}.{suffix}"
 
 
 def _permute(array: np.ndarray, heads: int) -> np.ndarray:
@@ -66,9 +74,10 @@ def write_gguf(tmp_path):
         from jaxlookahead.checkpoints.huggingface import tensors
 
         config = json.loads((GOLDEN / name / "config.json").read_text())
-        arch = "llama" if config["model_type"] == "mistral" else config["model_type"]
+        arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config["model_type"], config["model_type"])
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
         rope = config.get("rope_parameters") or config["rope_scaling"]
+        rope = rope.get("full_attention", rope)
         metadata = {
             f"{arch}.block_count": config["num_hidden_layers"],
             f"{arch}.context_length": config["max_position_embeddings"],
@@ -77,9 +86,9 @@ def write_gguf(tmp_path):
             f"{arch}.attention.head_count": heads,
             f"{arch}.attention.head_count_kv": kv_heads,
             f"{arch}.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-            f"{arch}.rope.freq_base": 10000.0,
+            f"{arch}.rope.freq_base": rope.get("rope_theta", 10000.0),
         }
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "gemma3_text"):
             metadata[f"{arch}.attention.key_length"] = config["head_dim"]
             metadata[f"{arch}.attention.value_length"] = config["head_dim"]
         else:
@@ -97,7 +106,9 @@ def write_gguf(tmp_path):
             values = values.astype(np.float32)
             if arch == "llama" and ("q_proj" in theirs or "k_proj" in theirs):
                 values = _permute(values, heads if "q_proj" in theirs else kv_heads)
-            arrays[_gguf_name(theirs)] = values
+            if arch == "gemma3" and theirs.endswith("norm.weight"):
+                values = values + 1
+            arrays[_gguf_name(theirs, arch)] = values
         if rope["rope_type"] == "llama3":
             arrays["rope_freqs.weight"] = _rope_factors(config)
         if change is not None:

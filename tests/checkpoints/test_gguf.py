@@ -83,7 +83,7 @@ def test_unknown_architecture_is_refused_by_name(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ValueError, match="'mamba' is not supported; supported: llama, qwen2, qwen3"):
+    with pytest.raises(ValueError, match="'mamba' is not supported; supported: llama, qwen2, qwen3, gemma3"):
         load(path)
 
 

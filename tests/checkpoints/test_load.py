@@ -19,6 +19,21 @@ from jaxlookahead.checkpoints import load as load_module
 from jaxlookahead.checkpoints.load import find, load
 
 FLOAT32 = ("llama3", "llama_linear", "llama_bfloat16", "mistral", "qwen2", "qwen3")
+FAMILIES = (
+    "gemma3_gguf",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "olmo2",
+    "mixtral",
+    "qwen3_moe",
+    "gpt2",
+    "gpt_neox",
+    "gpt_neox_sequential",
+    "opt",
+    "opt_after",
+)
 
 
 def logits_of(loaded, tokens):
@@ -40,7 +55,7 @@ def goldens_of(directory):
         return stored["tokens"], stored["logits"]
 
 
-@pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.parametrize("name", FLOAT32 + FAMILIES)
 def test_directory_gives_reference_logits(golden, name):
     loaded = load(golden / name, dtype="float32", tokenizer=None)
     tokens, logits = goldens_of(golden / name)
@@ -48,7 +63,7 @@ def test_directory_gives_reference_logits(golden, name):
     assert loaded.eos_ids == (2,)
 
 
-@pytest.mark.parametrize("name", FLOAT32)
+@pytest.mark.parametrize("name", [*FLOAT32, "gemma3_gguf"])
 def test_gguf_gives_reference_logits(golden, write_gguf, name):
     loaded = load(write_gguf(name), dtype="float32", tokenizer=None)
     tokens, logits = goldens_of(golden / name)

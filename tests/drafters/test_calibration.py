@@ -49,15 +49,17 @@ def test_weights_become_the_share_of_right_predictions():
 def test_path_probabilities_are_corrected():
     rng = random.Random(0)
     calibration = Calibration()
-    assert calibration.corrected([0.5, 0.01, 1.0]) == pytest.approx([0.5, 0.01, 1.0])
+    assert calibration.corrected([0.5, 0.01, 1.0], [-1] * 3) == pytest.approx([0.5, 0.01, 1.0])
     for _ in range(3000):
         calibration.verified([0.8, 0.4], [0] if rng.random() < 0.4 else [])
-    high, low = calibration.corrected([0.8, 0.4])
+    high, low = calibration.corrected([0.8, 0.4], [-1, -1])
     assert high == pytest.approx(0.4, abs=0.08) and low < 0.05
-    assert all(0 <= prob <= 1 for prob in calibration.corrected([i / 100 for i in range(101)]))
+    assert all(0 <= prob <= 1 for prob in calibration.corrected([i / 100 for i in range(101)], [-1] * 101))
     for _ in range(3000):
-        calibration.verified([0.99], [0])
-    assert max(calibration.corrected([0.99, 1.0])) <= 1.0
+        calibration.verified([0.99, 0.5], [0, 1])
+    assert max(calibration.corrected([0.99, 1.0], [-1, -1])) <= 1.0
+    # What would turn out likelier than its parent gets what that gets.
+    assert calibration.corrected([0.4, 0.5], [-1, 0])[0] == calibration.corrected([0.4, 0.5], [-1, 0])[1]
     assert len(calibration.estimated) == BINS + 1
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxlookahead.drafters import GuessPool, OutsideDrafter, OutsideSource, SuccessorTable, TrieDrafter
+from jaxlookahead.drafters import DrafterSource, GuessPool, OutsideDrafter, OutsideSource, SuccessorTable, TrieDrafter
 from jaxlookahead.drafters.protocol import Drafter
 from jaxlookahead.drafters.sources import checked_tree
 
@@ -118,3 +118,19 @@ def test_names_of_sources_must_differ():
         TrieDrafter(sources=sources)
     with pytest.raises(ValueError, match="distinct names"):
         TrieDrafter(sources=[OutsideSource(lambda *_: ([], []), name="shared")])
+
+
+def test_any_drafter_may_be_a_source():
+    inner = TrieDrafter()
+    drafter = TrieDrafter(sources=[DrafterSource(inner, "inner")], use_shared=False, labels=True)
+    drafter.insert([1, 2, 3])
+    drafter.insert([1, 7, 8], namespace="n")
+    drafter.begin("r", [9, 1])
+    draft = drafter.draft("r", 8, 8)
+    assert paths(draft) == [(2,), (2, 3)] and set(draft.sources) == {"inner"}
+    drafter.extend("r", [2, 4])
+    drafter.end("r")
+    drafter.begin("r", [2])
+    assert (4,) in paths(drafter.draft("r", 8, 8))
+    drafter.end("r", remember=False)
+    assert not inner._requests

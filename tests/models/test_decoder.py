@@ -279,7 +279,7 @@ def test_contract_fields():
         ("hidden_size", 0, "hidden_size must be a positive integer, got 0"),
         ("windows", (4,), "windows has 1 entries for 2 layers"),
         ("windows", (4, 0), "windows must be positive or None"),
-        ("activation", "relu", "activation 'relu' is not supported; supported: silu"),
+        ("activation", "mish", "activation 'mish' is not supported; supported: silu, gelu"),
         ("block", -1, "block must be None, 0 or a positive integer, got -1"),
     ],
 )

@@ -107,7 +107,6 @@ def test_from_hf_takes_the_original_length_from_the_context_length():
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'yarn' needs original_length"),
         ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "must be at least 1, got 0.5"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "one set of values for all layers"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
 def test_what_is_not_supported_is_named(config, message):

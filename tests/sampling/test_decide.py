@@ -112,8 +112,8 @@ def test_B20_logprobs_are_those_of_the_raw_and_the_processed_distribution():
     final = np.asarray(run_process(arrays, histories, *lengths, logits))
     for row in range(3):
         token = int(got.token[row])
-        np.testing.assert_allclose(got.logprob_raw[row], np.log(softmax(logits[row])[token]), atol=1e-5)
-        np.testing.assert_allclose(got.logprob[row], np.log(softmax(final[row])[token]), atol=1e-5)
+        np.testing.assert_allclose(got.scores["logprob_raw"][row], np.log(softmax(logits[row])[token]), atol=1e-5)
+        np.testing.assert_allclose(got.scores["logprob"][row], np.log(softmax(final[row])[token]), atol=1e-5)
 
 
 def test_B25_B26_B35_seeded_row_does_not_depend_on_the_batch():
@@ -134,7 +134,7 @@ def test_B25_B26_B35_seeded_row_does_not_depend_on_the_batch():
     for row in range(4):
         alone = _decide([samplings[row]], logits[row : row + 1], [3, 5], [10 + row])
         assert alone.token[0] == together.token[row]
-        np.testing.assert_allclose(alone.logprob[0], together.logprob[row], atol=1e-6)
+        np.testing.assert_allclose(alone.scores["logprob"][0], together.scores["logprob"][row], atol=1e-6)
         np.testing.assert_allclose(alone.margin[0], together.margin[row], atol=1e-5)
 
 
