@@ -81,10 +81,11 @@ def reward(text):
 # %% [markdown]
 # ## Rollouts
 #
-# One drafter for the whole of training: answers of earlier rounds draft those of later ones. A namespace for each
-# prompt keeps memories short. `scores["logprob"]` is the policy's log-probability of every token, as sampled.
+# One drafter for the whole of training: answers of earlier rounds draft those of later ones. Each prompt has a memory of
+# its own. `rollout` returns arrays: tokens, their mask, and the policy's log-probability of every token, as sampled.
 
 # %%
+from jaxlookahead.rollout import rollout
 from jaxlookahead.sampling import Sampling
 
 drafter = jl.TrieDrafter(eos_ids=loaded.eos_ids)
@@ -92,20 +93,19 @@ drafter = jl.TrieDrafter(eos_ids=loaded.eos_ids)
 
 def roll_out(params, seed, drafter):
     """`GROUP` answers to each prompt."""
-    return jl.generate(
+    return rollout(
         model,
         params,
         prompts,
+        GROUP,
         max_new_tokens=MAX_NEW_TOKENS,
         eos_ids=loaded.eos_ids,
-        sampling=Sampling(temperature=1.0, seed=seed, num_samples=GROUP),
-        namespaces=[f"prompt {i}" for i in range(len(prompts))],
+        sampling=Sampling(temperature=1.0, seed=seed),
         drafter=drafter,
-        rows=8,
     )
 
 
-print(roll_out(params, 0, drafter).stats)
+print(roll_out(params, 0, drafter).generation.stats)
 
 # %% [markdown]
 # ## The update
@@ -123,10 +123,10 @@ LENGTH = max(len(prompt) for prompt in prompts) + MAX_NEW_TOKENS
 
 
 def batch(rollouts, rewards):
-    """Padded tokens `[B, LENGTH]`, a mask of the answers' tokens, and advantages `[B]`."""
-    tokens = np.zeros((len(rollouts), LENGTH), np.int32)
-    answers = np.zeros((len(rollouts), LENGTH), bool)
-    for row, output in enumerate(rollouts):
+    """Tokens `[B, LENGTH]`, padded alike in every round, a mask of the answers' tokens, and advantages `[B]`."""
+    tokens = np.zeros((len(rewards), LENGTH), np.int32)
+    answers = np.zeros((len(rewards), LENGTH), bool)
+    for row, output in enumerate(rollouts.generation):
         start = len(prompts[output.request])
         end = start + len(output.tokens)
         tokens[row, :start] = prompts[output.request]
@@ -162,9 +162,9 @@ def update(params, tokens, answers, advantages):
 
 # %%
 rollouts = roll_out(params, 0, drafter)
-tokens, answers, _ = batch(rollouts, [0.0] * len(rollouts))
+tokens, answers, _ = batch(rollouts, [0.0] * len(rollouts.tokens))
 scored = np.asarray(jax.jit(log_probabilities)(params, tokens))[0][answers[0, 1:]]
-print("largest difference:", np.abs(scored - rollouts[0].scores["logprob"]).max())
+print("largest difference:", np.abs(scored - rollouts.logprobs[0][rollouts.mask[0]]).max())
 
 # %% [markdown]
 # ## Training
@@ -176,9 +176,9 @@ policy = params
 history = []
 for turn in range(ROUNDS):
     rollouts = roll_out(policy, turn, drafter)
-    rewards = [reward(tokenizer.decode(output.tokens.tolist())) for output in rollouts]
+    rewards = [reward(tokenizer.decode(output.tokens.tolist())) for output in rollouts.generation]
     policy = update(policy, *batch(rollouts, rewards))
-    history.append((float(np.mean(rewards)), rollouts.stats.tokens_per_call))
+    history.append((float(np.mean(rewards)), rollouts.generation.stats.tokens_per_call))
     print(f"round {turn}: reward {history[-1][0]:.3f}, {history[-1][1]:.2f} tokens per call")
 
 # %%
@@ -202,4 +202,4 @@ figure
 # %%
 plain = roll_out(policy, 1, None)
 drafted = roll_out(policy, 1, drafter)
-print("identical:", plain.tokens == drafted.tokens)
+print("identical:", np.array_equal(plain.tokens, drafted.tokens))

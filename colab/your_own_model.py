@@ -147,8 +147,8 @@ print(result.stats)
 # ## A model that is not yours to change
 #
 # Wrap it: any hashable object with `vocab_size`, `max_length`, `init_cache` and `forward` is a model. A frozen
-# dataclass is a good one. The module of the wrapped model may come from any codebase, tunix for example: translate
-# the four arguments into its own, and let `check_model` tell whether that is right.
+# dataclass is a good one. The module of the wrapped model may come from any codebase: translate the arguments into
+# its own, and let `check_model` tell whether that is right.
 
 # %%
 import dataclasses
@@ -174,6 +174,33 @@ class Wrapped:
 wrapped = Wrapped(model, model.vocab_size, model.max_length)
 print(jl.check_model(wrapped, params))
 print("identical:", jl.generate(wrapped, params, prompts, max_new_tokens=64).tokens == plain.tokens)
+
+# %% [markdown]
+# ## Models of tunix
+#
+# For `google-tunix` there is an adapter. It takes the modules as they are, here a small random one of the Qwen3 family.
+
+# %%
+try:
+    from tunix.models.qwen3 import model as qwen3
+except ImportError:
+    print("tunix is not installed here: install google-tunix, then run this cell again")
+else:
+    from jaxlookahead.adapters.tunix import from_tunix
+
+    config = qwen3.ModelConfig(
+        num_layers=2,
+        vocab_size=64,
+        embed_dim=32,
+        hidden_dim=48,
+        num_heads=4,
+        head_dim=8,
+        num_kv_heads=2,
+        rope_theta=10_000,
+        norm_eps=1e-6,
+    )
+    tunix_model, tunix_params = from_tunix(qwen3.Qwen3(config, rngs=nnx.Rngs(0)))
+    print(jl.check_model(tunix_model, tunix_params))
 
 # %% [markdown]
 # ## With drafts that try to break it
