@@ -41,8 +41,8 @@ def rewards(samples: Rollout, n: int) -> np.ndarray:
     return right
 
 
-def loss(model: Any, params: Any, batch: dict[str, jax.Array], clip: float) -> jax.Array:
-    """The clipped surrogate of PPO with group relative advantages, averaged over response tokens."""
+def loss(model: Any, params: Any, batch: dict[str, jax.Array], *, clip: float, entropy_bonus: float) -> jax.Array:
+    """The clipped surrogate of PPO with group relative advantages and an entropy bonus, averaged over tokens."""
     tokens = batch["sequences"]
     logits, _ = prefill(model, params, model.init_cache(*tokens.shape), tokens, jnp.int32(0))
     logprobs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)[..., 0]
@@ -50,7 +50,10 @@ def loss(model: Any, params: Any, batch: dict[str, jax.Array], clip: float) -> j
     ratio = jnp.exp(logprobs - batch["logprobs"])
     gain = batch["advantages"][:, None]
     surrogate = jnp.minimum(ratio * gain, jnp.clip(ratio, 1 - clip, 1 + clip) * gain)
-    return -jnp.sum(surrogate * batch["mask"]) / jnp.sum(batch["mask"])
+    distribution = jax.nn.log_softmax(logits[:, -1 - batch["mask"].shape[1] : -1])
+    entropy = -jnp.sum(jnp.exp(distribution) * distribution, axis=-1)
+    # Without the bonus a policy this small settles on the first digits that it gets right.
+    return -jnp.sum((surrogate + entropy_bonus * entropy) * batch["mask"]) / jnp.sum(batch["mask"])
 
 
 def padded(samples: Rollout, scores: np.ndarray, n: int) -> dict[str, np.ndarray]:
@@ -76,7 +79,7 @@ def train(epochs: int, n: int, seed: int = 0) -> list[dict[str, float]]:
 
     @jax.jit
     def update(params: Any, state: Any, batch: dict[str, jax.Array]) -> tuple[Any, Any]:
-        gradients = jax.grad(functools.partial(loss, model, clip=0.2))(params, batch)
+        gradients = jax.grad(functools.partial(loss, model, clip=0.2, entropy_bonus=0.03))(params, batch)
         updates, state = optimizer.update(gradients, state)
         return optax.apply_updates(params, updates), state
 
