@@ -71,11 +71,11 @@ def assert_same(wanted, got):
             assert difference.margin < 1e-4, (a.request, difference)
             continue
         assert (a.sample, a.finish_reason) == (b.sample, b.finish_reason)
-        np.testing.assert_allclose(a.margins, b.margins, atol=1e-3)
+        np.testing.assert_allclose(a.margins, b.margins, atol=3e-3)
         assert set(a.scores) == set(b.scores) == {"logprob", "logprob_raw"}
         for name in a.scores:
             assert a.scores[name].shape == a.tokens.shape
-            np.testing.assert_allclose(a.scores[name], b.scores[name], atol=1e-4)
+            np.testing.assert_allclose(a.scores[name], b.scores[name], atol=1e-3)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8])

@@ -104,9 +104,11 @@ def _compiled(model: Model, mesh: Mesh | None, depth: int, children: int, mode: 
         return read(*arguments)[:2]
 
     jit = functools.partial(jit_on_mesh, mesh=mesh)
+    allocator = functools.cache(lambda *sizes: jit(lambda: allocate(*sizes)))
+    grower = functools.cache(lambda slots: jit(lambda cache, history: grow(cache, history, slots)))
     return _Compiled(
-        allocate=jit(allocate, static_argnums=(0, 1)),
-        grow=jit(grow, static_argnums=2),
+        allocate=lambda *sizes: allocator(*sizes)(),
+        grow=lambda cache, history, slots: grower(slots)(cache, history),
         read=jit(read_on, donate_argnums=(1, 2)),
         draft=jit(draft, donate_argnums=(1, 2)),
     )
