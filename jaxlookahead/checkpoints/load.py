@@ -144,7 +144,6 @@ def _load_gguf(path: Path, dtype: Any, sharding: Placement, tokenizer: Any) -> L
     with GGUFFile(path) as file:
         config = gguf.hf_config(file)
         builder = _builder(path, config, dtype, sharding)
-        huggingface.shards(path)
         found = _tokenizer(path, tokenizer, file.metadata)
         model, params = _build(path, builder, gguf.tensors(file, config, dtype))
         ends = eos_ids(found, {"eos_token_id": eos_token_ids(file.metadata)})
