@@ -55,9 +55,10 @@ def load(
     tokenizer: Any = "auto",
     revision: str | None = None,
 ) -> Loaded:
-    """Reads a checkpoint of the Llama family (llama, mistral, qwen2, qwen3), tensor by tensor.
+    """Reads a checkpoint of one of `models.families.FAMILIES`, or of T5, tensor by tensor.
 
-    Beyond the parameters themselves the host holds one tensor at a time.
+    Beyond the parameters themselves the host holds one tensor at a time. A T5 comes as a `T5Model` and its weights, for
+    `jaxlookahead.encoder_decoder.generate`.
 
     Args:
       source: a GGUF file, a Hugging Face directory (safetensors, config, tokenizer), a hub id (`owner/name`),
@@ -119,10 +120,15 @@ def _load_directory(path: Path, dtype: Any, sharding: Placement, tokenizer: Any)
     from jaxlookahead.checkpoints.tokenizer import eos_ids
 
     config = huggingface.hf_config(path)
-    builder = _builder(path, config, dtype, sharding)
-    huggingface.shards(path)
-    found = _tokenizer(path, tokenizer)
-    model, params = _build(path, builder, huggingface.tensors(path))
+    if config.get("model_type") == "t5":
+        huggingface.shards(path)
+        found = _tokenizer(path, tokenizer)
+        model, params = _build_t5(path, config, dtype, sharding)
+    else:
+        builder = _builder(path, config, dtype, sharding)
+        huggingface.shards(path)
+        found = _tokenizer(path, tokenizer)
+        model, params = _build(path, builder, huggingface.tensors(path))
     ends = eos_ids(found, huggingface.generation_config(path), config)
     return Loaded(model, params, found, ends, config, path)
 
@@ -154,6 +160,24 @@ def _builder(path: Path, config: Mapping[str, Any], dtype: Any, sharding: Placem
         raise ValueError(f"{path}: {error}") from error
     except (TypeError, KeyError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"{path}: the configuration holds a value of a wrong kind ({error!r})") from error
+
+
+def _build_t5(path: Path, config: Mapping[str, Any], dtype: Any, sharding: Placement) -> tuple[Model, Params]:
+    from jaxlookahead.checkpoints import huggingface, t5
+
+    try:
+        model, params = t5.build(config, huggingface.tensors(path), dtype)
+    except KeyError as error:
+        raise ValueError(f"{path}: the configuration of model_type 't5' lacks {error}") from error
+    except ValueError as error:
+        raise error if str(path) in str(error) else ValueError(f"{path}: {error}") from error
+    if not callable(sharding):
+        return model, params if sharding is None else jax.device_put(params, sharding)
+
+    def place(keys: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        return jax.device_put(leaf, sharding(tuple(key.key for key in keys), leaf.shape))
+
+    return model, jax.tree_util.tree_map_with_path(place, params)
 
 
 def _build(path: Path, builder: Any, tensors: Iterable[tuple[str, np.ndarray]]) -> tuple[Model, Params]:
