@@ -169,6 +169,7 @@ class _Run:
             settings=settings,
             processors=tuple(options.processors),
             constraint=options.constraint,
+            topk=getattr(self.drafter, "wants_topk", 0),
         )
         self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
 
@@ -277,6 +278,9 @@ class _Run:
         for stats in (request.stats, self.stats):
             stats.count(emitted=count, drafted=len(request.draft), accepted=len(accepted))
         request.stats.steps += 1
+        if result.topk.shape[-1] and self.drafter is not None:
+            verified = [request.newest, *request.draft.tokens]
+            self.drafter.observe_topk(request.handle, verified, result.topk[row, : len(verified)].tolist())
         request.emitted += count
         if count:
             request.newest = tokens[-1]

@@ -61,6 +61,7 @@ class StepResult(NamedTuple):
     counts: np.ndarray  # [B] int32
     finish: np.ndarray  # [B] int32
     scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.decide.LOGPROBS`; empty without sampling settings
+    topk: np.ndarray  # [B, N, k] int32 the likeliest next tokens of every node; k is 0 unless asked for
 
 
 class Compiled(NamedTuple):
@@ -87,6 +88,7 @@ def compiled(
     mesh: Mesh | None,
     processors: tuple[Processor, ...] = (),
     constraint: Constraint | None = None,
+    topk: int = 0,
 ) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
@@ -176,6 +178,9 @@ def compiled(
             # Tokens past the emitted ones are overwritten by the next step before anything reads them.
             put = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
             state = state.replace(history=put(state.history, walk.tokens, lengths + 1))
+        likeliest = []
+        if topk:
+            likeliest = [lax.top_k(done.logits, topk)[1].reshape(len(lengths), -1)]
         out = jnp.concatenate(
             [
                 walk.counts[:, None],
@@ -184,6 +189,7 @@ def compiled(
                 walk.nodes,
                 _float_bits(walk.margins),
                 *(_float_bits(walk.scores[name]) for name in (LOGPROBS if walk.scores else ())),
+                *likeliest,
             ],
             axis=1,
         )
@@ -258,6 +264,7 @@ class Engine:
         settings: SamplingArrays | None = None,
         processors: tuple[Processor, ...] = (),
         constraint: Constraint | None = None,
+        topk: int = 0,
     ) -> None:
         """Allocates nothing yet.
 
@@ -270,8 +277,10 @@ class Engine:
           settings: sampling settings of all requests, on the host; the last ones are those of an empty row.
           processors: the user's own logits processors.
           constraint: a host callback that says which tokens are allowed.
+          topk: how many of the likeliest next tokens of every node to return.
         """
-        self._compiled = compiled(model, platform_of(params), mesh_of(params), processors, constraint)
+        self._compiled = compiled(model, platform_of(params), mesh_of(params), processors, constraint, topk)
+        self._topk = topk
         self._settings = settings
         self._settings_of_rows = np.full(rows, -1)
         self._row_settings: SamplingArrays | None = None
@@ -390,7 +399,9 @@ class Engine:
         array = np.asarray(out)
         counts, finish = array[:, 0], array[:, 1]
         names = () if self._settings is None else LOGPROBS
-        tokens, nodes, margins, *scores = np.split(array[:, 2:], 3 + len(names), axis=1)
+        fields = 3 + len(names)
+        width = (array.shape[1] - 2) // (fields + self._topk)
+        tokens, nodes, margins, *scores = np.split(array[:, 2 : 2 + fields * width], fields, axis=1)
         self._lengths += counts
         return StepResult(
             tokens=tokens,
@@ -399,6 +410,7 @@ class Engine:
             counts=counts,
             finish=finish,
             scores={name: x.view(np.float32) for name, x in zip(names, scores, strict=True)},
+            topk=array[:, 2 + fields * width :].reshape(len(array), width, self._topk),
         )
 
     def warm_up(self, tokens: int, widths: Sequence[int]) -> None:

@@ -206,6 +206,24 @@ def test_drafter_remembers_across_calls_and_requests_end(tiny, prompts):
     assert list(said.values()) == cold.tokens + warm.tokens
 
 
+def test_successors_are_the_models_own(tiny, prompts, plain):
+    """Every verified node, accepted or not, tells its likeliest next tokens."""
+    seen = []
+
+    class Watching(TrieDrafter):
+        def observe_topk(self, request, tokens, topk):
+            seen.append((list(tokens), topk))
+            super().observe_topk(request, tokens, topk)
+
+    drafted = forced(*tiny, prompts[:2], drafter=Watching(successors=4), width=8, max_new_tokens=60)
+    assert_same(plain[:2], drafted)
+    assert all(len(tokens) == len(rows) and all(len(row) == 4 for row in rows) for tokens, rows in seen)
+    assert sum(len(tokens) - 1 for tokens, _ in seen) == drafted.stats.drafted
+    # The first root is the prompt's last token, and what follows it is the response.
+    firsts = [rows[0][0] for tokens, rows in seen[:2]]
+    assert firsts == [output.tokens[0] for output in drafted]
+
+
 def test_namespaces_reach_the_drafter(tiny):
     drafter = Recorder(TrieDrafter())
     generate(*tiny, [[1], [2]], drafter=drafter, max_new_tokens=2, namespaces=["a", "b"])

@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 
 from jaxlookahead import cache as caches
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
+from jaxlookahead.mesh import jit_on_mesh, mesh_of
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays, pack
 from jaxlookahead.sampling.decide import process
@@ -37,7 +39,7 @@ class _Compiled(NamedTuple):
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(model: Model, depth: int, children: int, mode: Mode) -> _Compiled:
+def _compiled(model: Model, mesh: Mesh | None, depth: int, children: int, mode: Mode) -> _Compiled:
     axes = caches.find_axes(model)
 
     def allocate(rows: int, slots: int) -> tuple[Cache, jax.Array]:
@@ -98,11 +100,15 @@ def _compiled(model: Model, depth: int, children: int, mode: Mode) -> _Compiled:
         tokens, q = jax.tree.map(lambda above, x: jnp.moveaxis(jnp.append(above, x[None], 0), 0, 1), found, last)
         return cache, history, tokens, q
 
+    def read_on(*arguments: Any) -> tuple[Cache, jax.Array]:
+        return read(*arguments)[:2]
+
+    jit = functools.partial(jit_on_mesh, mesh=mesh)
     return _Compiled(
-        allocate=jax.jit(allocate, static_argnums=(0, 1)),
-        grow=jax.jit(grow, static_argnums=2),
-        read=jax.jit(lambda *args: read(*args)[:2], donate_argnums=(1, 2)),
-        draft=jax.jit(draft, donate_argnums=(1, 2)),
+        allocate=jit(allocate, static_argnums=(0, 1)),
+        grow=jit(grow, static_argnums=2),
+        read=jit(read_on, donate_argnums=(1, 2)),
+        draft=jit(draft, donate_argnums=(1, 2)),
     )
 
 
@@ -167,7 +173,7 @@ class DraftModel(DrafterBase):
         self.stochastic = mode == "rejection"
         self._params, self._max_length = params, model.max_length
         self._depth, self._children, self._lenience = depth, children, lenience
-        self._calls = _compiled(model, depth, children, mode)
+        self._calls = _compiled(model, mesh_of(params), depth, children, mode)
         self._requests: dict[Hashable, _Request] = {}
         self._drafts: dict[Hashable, np.ndarray] = {}
         self._rows = self._slots = 0

@@ -308,7 +308,7 @@ def changed_config(golden, tmp_path, **values):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "mamba"}, r"copy: model_type 'mamba' is not supported; supported: llama"),
+        ({"model_type": "mamba"}, r"copy: model_type 'mamba' is not supported; supported: gemma"),
         ({"hidden_size": 64}, r"copy: .*shape"),
         ({"num_hidden_layers": 3}, r"copy: .*lacks 12 tensors"),
         ({"num_hidden_layers": 1}, r"copy: .*model.layers.1"),
