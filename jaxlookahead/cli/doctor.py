@@ -102,8 +102,9 @@ def caches() -> dict[str, Any]:
     from jaxlookahead.checkpoints.bundled import cached_file
 
     model = cached_file()
+    programs = getattr(jax.config, "jax_compilation_cache_dir", None)
     return {
-        "compiled programs": jax.config.jax_compilation_cache_dir or "not kept (set JAX_COMPILATION_CACHE_DIR)",
+        "compiled programs": programs or "not kept (set JAX_COMPILATION_CACHE_DIR)",
         "default model": str(model) if model.is_file() else f"not downloaded yet (98 MB, to {model.parent})",
     }
 

@@ -53,6 +53,7 @@ def plot_stats(stats: Stats, *, path: Path = None) -> Any:
     left.bar(range(len(stats.histogram)), stats.histogram)
     left.set_xlabel("accepted draft tokens")
     left.set_ylabel("steps")
+    left.xaxis.get_major_locator().set_params(integer=True)
     left.set_title(f"{stats.tokens_per_call:.2f} tokens per call")
     shares = {"prefill": stats.prefill_seconds, "draft": stats.draft_seconds, "steps": stats.step_seconds}
     right.barh(list(shares), list(shares.values()))
@@ -82,8 +83,8 @@ def plot_acceptance(steps: Sequence[Step], *, path: Path = None) -> Any:
     left.set_xlabel("depth in the draft")
     left.set_ylabel("accepted share of the nodes")
     left.set_ylim(0, 1)
-    for name in sorted(sources):
-        right.bar(name, sum(sources[name]) / len(sources[name]))
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.bar(sorted(sources), [sum(sources[name]) / len(sources[name]) for name in sorted(sources)])
     right.set_xlabel("source" if sources else "source (not told: TrieDrafter(labels=True))")
     return save(figure, path)
 
@@ -104,16 +105,17 @@ def plot_run(steps: Sequence[Step], *, path: Path = None) -> Any:
     sizes.set_xlabel("step")
     sizes.set_ylabel("tokens")
     sizes.legend()
-    parts = [steps[i : i + max(len(steps) // 20, 1)] for i in range(0, len(steps), max(len(steps) // 20, 1))]
-    times, rates = [], []
-    begun = steps[0].seconds if steps else 0.0
-    for before, part in itertools.pairwise(parts):
-        seconds = part[-1].seconds - before[-1].seconds
+    size = max(len(steps) // 20, 1)
+    ends = range(size - 1, len(steps), size)
+    places, rates = [], []
+    for before, end in itertools.pairwise(ends):
+        seconds = steps[end].seconds - steps[before].seconds
         if seconds > 0:
-            times.append(part[-1].seconds - begun)
-            rates.append(sum(len(step.tokens) for step in part) / seconds)
-    speed.plot(times, rates, marker=".")
-    speed.set_xlabel("seconds")
+            places.append(end)
+            rates.append(sum(len(step.tokens) for step in steps[before + 1 : end + 1]) / seconds)
+    # By step, not by time: where something compiled, the line dips instead of leaping.
+    speed.plot(places, rates, marker=".")
+    speed.set_xlabel("step")
     speed.set_ylabel("tokens per second")
     speed.set_ylim(bottom=0)
     requests: dict[int, list[int]] = {}
@@ -123,4 +125,6 @@ def plot_run(steps: Sequence[Step], *, path: Path = None) -> Any:
     warmth.set_xlabel("request")
     warmth.set_ylabel("tokens per call")
     warmth.set_ylim(bottom=0)
+    for axes in figure.axes:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return save(figure, path)

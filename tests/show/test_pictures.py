@@ -12,7 +12,7 @@ from rich.console import Console
 
 from jaxlookahead import Draft, TrieDrafter, generate
 from jaxlookahead.results import Stats
-from jaxlookahead.show import Recorder, plot_acceptance, plot_run, plot_stats, plot_tree, text_tree
+from jaxlookahead.show import Recorder, Step, plot_acceptance, plot_run, plot_stats, plot_tree, text_tree
 from jaxlookahead.show.trees import _layout
 
 DRAFT = Draft(
@@ -118,6 +118,13 @@ def test_a_picture_shows_the_numbers(recorded):
     assert [bar.get_height() for bar in bars] == result.stats.histogram
     depths = [depth for step in recorder.steps for depth in step.depths()]
     assert len(plot_acceptance(recorder.steps).axes[0].patches) == len(set(depths))
+
+
+def test_speed_is_that_of_the_steps_between_two_points():
+    steps = [Step(0, 1, Draft(), [], [5] * (1 + i % 2), seconds) for i, seconds in enumerate([1.0, 2.0, 4.0, 4.0, 5.0])]
+    _, speed, warmth = plot_run(steps).axes
+    assert speed.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 0.5], [4, 1.0]]
+    assert warmth.lines[0].get_xydata().tolist() == [[0, 7 / 5]]
 
 
 def test_statistics_are_readable(recorded):
