@@ -136,7 +136,12 @@ class _Run:
     """One call of `generate` or `stream`: its requests, its rows, its statistics."""
 
     def __init__(self, model: Model, params: Params, prompts: Sequence[Sequence[int]], options: _Options) -> None:
-        if len(prompts) and isinstance(prompts[0], (int, np.integer)):
+        if isinstance(prompts, (str, bytes)) or not hasattr(prompts, "__len__") or not hasattr(prompts, "__iter__"):
+            raise TypeError(
+                f"prompts must be a list of prompts, each a list of token ids, got {type(prompts).__name__}"
+            )
+        prompts = list(prompts)
+        if prompts and isinstance(prompts[0], (int, np.integer)):
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
         self.vocab_size = model.vocab_size
         self.width = _max_width(params, options.width)

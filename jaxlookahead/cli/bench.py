@@ -28,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=common.positive, default=1, help="prompts decoded together (%(default)s)")
     parser.add_argument("--repeats", type=common.positive, default=1, help="%(default)s")
     parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
-    parser.add_argument("--against", action="append", default=[], choices=("transformers", "llama.cpp"), help="a peer")
     parser.add_argument("--json", action="store_true", help="print one object for each task and method")
     parser.add_argument("--plot", metavar="FILE", help="draw the speed-ups (needs matplotlib)")
 
@@ -56,10 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         sampling=Sampling(temperature=arguments.temperature) if arguments.temperature else None,
         progress=lambda line: print(line, file=sys.stderr),
     )
-    if arguments.against:
-        from jaxlookahead.bench import peers
-
-        peers.measure(arguments.against, loaded, requests, runs)
     table = decode.summarize(runs, methods[0].name)
     if arguments.json:
         for row in table:

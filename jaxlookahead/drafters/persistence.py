@@ -182,7 +182,7 @@ def unpack(
         raise TrieFileError(f"{os.fspath(path)} {error}") from None
     except OSError as error:
         raise TrieFileError(f"{os.fspath(path)} can't be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError, MemoryError) as error:
+    except (LookupError, ArithmeticError, AttributeError, ValueError, TypeError, RecursionError, MemoryError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise TrieFileError(f"{os.fspath(path)} is damaged ({reason})") from None
 

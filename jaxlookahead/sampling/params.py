@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -142,6 +142,8 @@ class Sampling:
             for index, token in _token_mapping("forced_tokens", self.forced_tokens, forced_remedy).items()
         }
         sequences = []
+        if isinstance(self.banned_sequences, str | bytes) or not isinstance(self.banned_sequences, Iterable):
+            raise reject("banned_sequences", self.banned_sequences, "pass a list of sequences of token ids")
         for sequence in self.banned_sequences:
             sequences.append(_tokens("banned_sequences", sequence))
             if not sequences[-1]:
