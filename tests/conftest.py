@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 from jaxlookahead.models.dummy import tiny_decoder
+
+# How long an example takes says nothing on a busy machine.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import hypothesis
 import numpy as np
 import pytest
 
 from jaxlookahead.results import Output, Stats
 
 # Nothing here is timed: a busy machine must not fail a test.
-hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")
