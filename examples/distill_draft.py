@@ -6,6 +6,22 @@
 The student has two layers of width 128 and knows the most frequent tokens only; it shows that a draft model may be any
 `Model`: `Frequent` translates between the two vocabularies. Its loss is the cross-entropy with the teacher's most
 probable tokens at every position (Hinton et al. 2015).
+
+Acceptance with SmolLM2-135M-Instruct, `--traces` with its own greedy responses, `--tokens 32768 --steps 400`, depth 3,
+16 test prompts of mixed tasks, 48 tokens each:
+
+| target | drafts | first token accepted | accepted of 3 | tokens per call |
+|---|---|---|---|---|
+| greedy | greedy | 0.22 | 0.32 | 1.32 |
+| temperature 0.7 | greedy | 0.15 | 0.22 | 1.22 |
+| temperature 0.7 | coupled | 0.16 | 0.24 | 1.24 |
+| temperature 0.7 | rejection | 0.20 | 0.28 | 1.28 |
+| temperature 1 | greedy | 0.17 | 0.22 | 1.22 |
+| temperature 1 | coupled | 0.19 | 0.24 | 1.25 |
+| temperature 1 | rejection | 0.24 | 0.33 | 1.33 |
+| temperature 1, top-p 0.9 | greedy | 0.17 | 0.24 | 1.24 |
+| temperature 1, top-p 0.9 | coupled | 0.16 | 0.21 | 1.21 |
+| temperature 1, top-p 0.9 | rejection | 0.20 | 0.24 | 1.24 |
 """
 
 from __future__ import annotations

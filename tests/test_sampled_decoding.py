@@ -244,7 +244,7 @@ def test_E1_E2_E3_constraint(tiny):
     matcher = Classes()
     options = dict(
         constraint=MatcherConstraint(matcher),
-        sampling=[Sampling(temperature=1.0, seed=i, logit_bias={Classes.TRIGGER: 3.0}) for i in range(6)],
+        sampling=[Sampling(temperature=1.0, seed=i, logit_bias={Classes.TRIGGER: 9.0}) for i in range(6)],
         eos_ids=[],
         stop=[],
         rows=3,
