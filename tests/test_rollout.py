@@ -40,16 +40,15 @@ def test_same_tokens_drafted_or_not_and_over_weight_updates(tiny):
     model, params = tiny
     drafter = TrieDrafter()
     options = dict(max_new_tokens=16, rows=3)
-    seen = None
+    engine.TRACES.clear()
     for epoch in range(3):
         updated = jax.tree.map(lambda x, epoch=epoch: x * (1 + 0.01 * epoch), params)
         sampling = Sampling(temperature=0.5, seed=epoch)
         plain = rollout(model, updated, PROMPTS, 4, drafter=None, sampling=sampling, **options)
         drafted = rollout(model, updated, PROMPTS, 4, drafter=drafter, sampling=sampling, **options)
         np.testing.assert_array_equal(plain.tokens, drafted.tokens)
-        traced = {key for key in engine.TRACES if key[1] == "step" and key[2] == 3}
-        assert seen is None or len(traced) <= 5  # widths 1, 2, 4, 8, 16: weights compile nothing
-        seen = traced
+    # New weights compile nothing.
+    assert max(engine.TRACES.values(), default=0) <= 1
 
 
 def test_prompts_are_prefilled_once(tiny, monkeypatch):
