@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxlookahead.models.protocol import Cache, Model
 
-MIN_SLOTS = 128
+MIN_SLOTS = 256
 
 
 class UnsupportedCacheError(ValueError):

@@ -25,6 +25,9 @@ from jaxlookahead.width import WidthController, buckets, default_width
 
 _handles = itertools.count()
 
+# Steps without a draft after which several are taken at once.
+_PATIENCE = 2
+
 
 @dataclasses.dataclass
 class _Request:
@@ -40,6 +43,8 @@ class _Request:
     stats: Stats = dataclasses.field(default_factory=Stats)
     chunks: list[Chunk] = dataclasses.field(default_factory=list)
     draft: Draft = dataclasses.field(default_factory=Draft)
+    width: int = 1
+    top_logprobs: int = 0
     newest: int = 0  # the token that the next step starts from
     emitted: int = 0
 
@@ -54,6 +59,10 @@ class _Request:
         else:
             tokens, nodes, margins = (x[row, :count] for x in (result.tokens, result.nodes, result.margins))
             scores = {name: x[row, :count].copy() for name, x in result.scores.items()}
+            if self.top_logprobs:
+                at = result.path[row, :count]
+                scores["top_tokens"] = result.topk[row, at, : self.top_logprobs]
+                scores["top_logprobs"] = result.topk_logprobs[row, at, : self.top_logprobs]
         chunk = Chunk(
             request=self.index,
             sample=self.sample,
@@ -119,8 +128,9 @@ class _Options:
 
     max_new_tokens: int | Sequence[int] = 128
     drafter: Drafter | str | None = "trie"
-    width: int | None = None
+    width: int | Sequence[int] | None = None
     adapt: bool = True
+    plain_steps: int | None = None
     eos_ids: Sequence[int] = ()
     stop: Sequence[Sequence[int]] = ()
     rows: int = 8
@@ -128,8 +138,10 @@ class _Options:
     sampling: Sampling | Sequence[Sampling] | None = None
     request_ids: Sequence[int] | None = None
     logprobs: bool = False
+    top_logprobs: int = 0
     processors: Sequence[Processor] = ()
     constraint: Constraint | None = None
+    cache_spec: Any = None
 
 
 class _Run:
@@ -144,9 +156,10 @@ class _Run:
         if prompts and isinstance(prompts[0], (int, np.integer)):
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
         self.vocab_size = model.vocab_size
-        self.width = _max_width(params, options.width)
+        self.plain_steps = _plain_steps(params, options.plain_steps)
         rows = _check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
+        self.wants_topk = getattr(self.drafter, "wants_topk", 0)
         # Drafts that were sampled: `generate` must know from which distribution.
         self.stochastic = getattr(self.drafter, "stochastic", False) and options.sampling is not None
         if self.stochastic and self.drafter.vocab_size != self.vocab_size:
@@ -159,7 +172,12 @@ class _Run:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
         self.stop = [_check_tokens(f"stop[{i}]", x, self.vocab_size) for i, x in enumerate(options.stop)]
         samplings = _samplings(options, len(prompts))
-        self.requests = _make_requests(prompts, options, model, samplings)
+        widths = [_max_width(params, width) for width in _per_prompt("width", options.width, len(prompts))]
+        self.width = max(widths, default=1)
+        top = _check_count("top_logprobs", options.top_logprobs, 0)
+        if top > self.vocab_size:
+            raise ValueError(f"top_logprobs is {top}, but the model's vocabulary has {self.vocab_size} ids")
+        self.requests = _make_requests(prompts, options, model, samplings, widths)
         wants_scores = options.sampling is not None or options.logprobs or options.processors or options.constraint
         settings = _settings(self.requests, samplings, options, model.vocab_size) if wants_scores else None
         self.waiting = collections.deque(self.requests)
@@ -174,9 +192,11 @@ class _Run:
             settings=settings,
             processors=tuple(options.processors),
             constraint=options.constraint,
-            topk=getattr(self.drafter, "wants_topk", 0),
+            topk=max(self.wants_topk, top),
+            cache_spec=options.cache_spec,
         )
         self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
+        self.plain_in_turn = 0  # steps of width 1 since the last wider one
 
     def generation(self) -> Generation:
         return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)
@@ -226,7 +246,7 @@ class _Run:
             draft = Draft()
             # The step adds one token of the model's own to what it accepts.
             depth = request.max_new_tokens - request.emitted - 1
-            budget = self.width - 1
+            budget = request.width - 1
             if self.drafter is not None and budget > 0 and depth > 0:
                 draft = tree.normalize(
                     self.drafter.draft(request.handle, budget, depth),
@@ -250,19 +270,26 @@ class _Run:
         start = time.perf_counter()
         packed = self._draft()
         drafted = time.perf_counter()
+        width = packed.shape[-1]
         proposal = None
         if self.stochastic:
             proposal = self.drafter.proposal([None if x is None else x.handle for x in self.rows])
-        out = self.engine.dispatch(packed, proposal)
+        self.plain_in_turn = self.plain_in_turn + 1 if width == 1 else 0
+        plain = self._is_plain()
+        if plain:
+            out = self.engine.dispatch_plain(packed[0, :, 0], self.plain_steps)
+        else:
+            out = self.engine.dispatch(packed, proposal)
         if self.drafter is not None:
             self.drafter.idle()
-        result = self.engine.collect(out)
+        result = self.engine.collect(out, plain=plain)
         done = time.perf_counter()
         self.stats.draft_seconds += drafted - start
         self.stats.step_seconds += done - drafted
-        self.stats.steps += 1
-        self.engine.costs.measured(len(self.rows), packed.shape[-1], self.engine.slots, done - drafted)
-        chunks = [self._tell(row, x, result) for row, x in enumerate(self.rows) if x is not None]
+        self.stats.steps += max(int(result.counts.max()), 1) if plain else 1
+        if not plain:
+            self.engine.costs.measured(len(self.rows), width, self.engine.slots, done - drafted)
+        chunks = [self._tell(row, x, result, plain) for row, x in enumerate(self.rows) if x is not None]
         yield from chunks
         bad = [chunk for chunk in chunks if chunk.finish_reason == accept.FINISH_REASONS[accept.BAD_LOGITS]]
         if bad:
@@ -273,19 +300,28 @@ class _Run:
                 self.generation(),
             )
 
-    def _tell(self, row: int, request: _Request, result: StepResult) -> Chunk:
+    def _is_plain(self) -> bool:
+        """Whether to take several steps without drafts at once: there is no drafter, or it had nothing for a while."""
+        if self.plain_steps == 1 or self.stochastic:
+            return False
+        return self.drafter is None or self.plain_in_turn > _PATIENCE
+
+    def _tell(self, row: int, request: _Request, result: StepResult, plain: bool) -> Chunk:
         """Passes on what a row emitted, and frees the row if it ended."""
         count = int(result.counts[row])
         finish = accept.FINISH_REASONS.get(int(result.finish[row]))
         tokens = result.tokens[row, :count].tolist()
         accepted = [int(node) - 1 for node in result.nodes[row, :count] if node != tree.ROOT]
         chunk = request.add(result, row, count, accepted, finish)
+        calls = [1] * count if plain else [count]
         for stats in (request.stats, self.stats):
-            stats.count(emitted=count, drafted=len(request.draft), accepted=len(accepted))
-        request.stats.steps += 1
-        if result.topk.shape[-1] and self.drafter is not None:
-            verified = [request.newest, *request.draft.tokens]
-            self.drafter.observe_topk(request.handle, verified, result.topk[row, : len(verified)].tolist())
+            for emitted in calls:
+                stats.count(emitted=emitted, drafted=len(request.draft), accepted=len(accepted))
+        request.stats.steps += len(calls)
+        if self.wants_topk:
+            verified = [request.newest, *(tokens[:-1] if plain else request.draft.tokens)]
+            likeliest = result.topk[row, : len(verified), : self.wants_topk]
+            self.drafter.observe_topk(request.handle, verified, likeliest.tolist())
         request.emitted += count
         if count:
             request.newest = tokens[-1]
@@ -306,6 +342,13 @@ def _max_width(params: Params, width: int | None) -> int:
     if width is None:
         return default_width(platform_of(params))
     return _check_count("width", width, 1)
+
+
+def _plain_steps(params: Params, steps: int | None) -> int:
+    if steps is None:
+        # On CPU a step takes so long that what lies between steps is not worth another shape to compile.
+        return 1 if platform_of(params) == "cpu" else 8
+    return _check_count("plain_steps", steps, 1)
 
 
 def _samplings(options: _Options, count: int) -> list[Sampling]:
@@ -343,7 +386,11 @@ def _settings(
 
 
 def _make_requests(
-    prompts: Sequence[Sequence[int]], options: _Options, model: Model, samplings: Sequence[Sampling]
+    prompts: Sequence[Sequence[int]],
+    options: _Options,
+    model: Model,
+    samplings: Sequence[Sampling],
+    widths: Sequence[int],
 ) -> list[_Request]:
     limits = _per_prompt("max_new_tokens", options.max_new_tokens, len(prompts))
     namespaces = _per_prompt("namespaces", options.namespaces, len(prompts))
@@ -360,7 +407,9 @@ def _make_requests(
                 )
             limit = min(limit, room)
         for sample in range(samplings[i].num_samples):
-            requests.append(_Request(i, tokens, limit, namespace, len(requests), sample, newest=tokens[-1]))
+            request = _Request(i, tokens, limit, namespace, len(requests), sample, newest=tokens[-1])
+            request.width, request.top_logprobs = widths[i], options.top_logprobs
+            requests.append(request)
     return requests
 
 
@@ -371,8 +420,9 @@ def generate(
     *,
     max_new_tokens: int | Sequence[int] = 128,
     drafter: Drafter | str | None = "trie",
-    width: int | None = None,
+    width: int | Sequence[int] | None = None,
     adapt: bool = True,
+    plain_steps: int | None = None,
     eos_ids: Sequence[int] = (),
     stop: Sequence[Sequence[int]] = (),
     rows: int = 8,
@@ -380,8 +430,11 @@ def generate(
     sampling: Sampling | Sequence[Sampling] | None = None,
     request_ids: Sequence[int] | None = None,
     logprobs: bool = False,
+    top_logprobs: int = 0,
     processors: Sequence[Processor] = (),
     constraint: Constraint | None = None,
+    cache_spec: Any = None,
+    progress: bool = False,
 ) -> Generation:
     """Decodes prompts, greedily or sampled. The tokens are those of plain decoding (`drafter=None`) with any drafter.
 
@@ -397,10 +450,12 @@ def generate(
     Other Args:
       drafter: where drafts come from: `"trie"` (the request's own text and the responses before it in this call),
         `"prompt_lookup"`, an object with the `Drafter` protocol (it remembers responses across calls), or None.
-      width: the most tokens scored in a step for each row, the newest one included; 1 drafts nothing. 16 by default
-        on CPU, 64 elsewhere.
+      width: the most tokens scored in a step for each row, the newest one included; 1 drafts nothing. One number, or
+        one for each prompt; 16 by default on CPU, 64 elsewhere.
       adapt: whether to verify, at each step, only as much of the draft as pays by the measured time of steps; the
         widths are powers of two up to `width`. Without it the whole draft is verified, up to `width`.
+      plain_steps: how many steps run in one call where the drafter has had nothing to verify for a while, or there is
+        none. 1 by default on CPU, 8 elsewhere; drafts and new requests wait for the end of the call.
       eos_ids: token ids that end a response. The id stays in the output, as its last token.
       stop: token sequences that end a response. They stay in the output too.
       rows: the most requests decoded together; the others wait for a free row.
@@ -411,9 +466,14 @@ def generate(
         ids of your own to have a prompt sampled alike whatever stands before it. Sample `j` of a prompt uses the
         seed `seed + j * 2^32`.
       logprobs: whether to return log-probabilities where no `sampling` is given; with it they always are.
+      top_logprobs: how many of the likeliest tokens to return for each place of a response, by the model's own logits:
+        `Output.scores["top_tokens"]` `[n, k]` int32 and `["top_logprobs"]` `[n, k]` float32.
       processors: functions `(history [B, L], length [B], logits [B, V]) -> logits [B, V]` of jax arrays, run at every
         node of the accepted path. Compiled once for each such tuple of functions.
       constraint: says which tokens may come next, on the host; see `sampling.Constraint`.
+      cache_spec: how the cache lies on the mesh of the parameters: a `PartitionSpec` for all of its leaves, or a
+        prefix of its structure; replicated by default. `P(None, "model")` splits the heads of built-in models.
+      progress: whether to show a progress bar in the terminal.
 
     Returns:
       A `Generation`: a sequence of `Output`, in the order of the prompts (and samples), with `stats`.
@@ -428,6 +488,7 @@ def generate(
         drafter=drafter,
         width=width,
         adapt=adapt,
+        plain_steps=plain_steps,
         eos_ids=eos_ids,
         stop=stop,
         rows=rows,
@@ -435,17 +496,32 @@ def generate(
         sampling=sampling,
         request_ids=request_ids,
         logprobs=logprobs,
+        top_logprobs=top_logprobs,
         processors=processors,
         constraint=constraint,
+        cache_spec=cache_spec,
     )
     run = _Run(model, params, prompts, options)
-    for _ in run.stream():
+    chunks = run.stream()
+    if progress:
+        from jaxlookahead.show.progress import track
+
+        chunks = track(chunks, requests=len(run.requests))
+    for _ in chunks:
         pass
     return run.generation()
 
 
 def warm_up(
-    model: Model, params: Params, *, tokens: int, width: int | None = None, rows: int = 1, eos_size: int = 1
+    model: Model,
+    params: Params,
+    *,
+    tokens: int,
+    width: int | None = None,
+    plain_steps: int | None = None,
+    rows: int = 1,
+    eos_size: int = 1,
+    cache_spec: Any = None,
 ) -> None:
     """Compiles everything that `generate` needs for requests of up to `tokens` tokens, prompt and response together.
 
@@ -455,13 +531,16 @@ def warm_up(
       model: the model.
       params: its parameters.
       tokens: longest prompt and response.
-      width: as for `generate`.
+      width: as for `generate`; the widest, where prompts have several.
+      plain_steps: as for `generate`.
       rows: number of rows that decode together, the smaller of `rows` and the number of prompts.
       eos_size: number of EOS ids.
+      cache_spec: as for `generate`.
     """
     widest = _max_width(params, width)
-    engine = Engine(model, params, rows=rows, eos_size=eos_size, stop_shape=(1, 1))
-    engine.warm_up(tokens + widest, buckets(widest))
+    steps = _plain_steps(params, plain_steps)
+    engine = Engine(model, params, rows=rows, eos_size=eos_size, stop_shape=(1, 1), cache_spec=cache_spec)
+    engine.warm_up(tokens + max(widest, steps), buckets(widest), steps)
 
 
 def stream(model: Model, params: Params, prompts: Sequence[Sequence[int]], **options: Any) -> Iterator[Chunk]:

@@ -16,21 +16,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxlookahead import cache as caches
-from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
+from jaxlookahead.accept import NO_TOKEN, RUNNING, Progress, StopRules
 from jaxlookahead.drafters.protocol import Draft
-from jaxlookahead.mesh import jit_on_mesh, mesh_of
+from jaxlookahead.mesh import REPLICATED, jit_on_mesh, mesh_of
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
-from jaxlookahead.sampling.decide import LOGPROBS
+from jaxlookahead.sampling.decide import LOGPROBS, top_logprobs
 from jaxlookahead.sampling.processors import Processor
 from jaxlookahead.sampling.rule import sampling_rule
 from jaxlookahead.step import greedy_rule, prefill, verify
 from jaxlookahead.stochastic_rule import Proposal, stochastic_rule
-from jaxlookahead.tree import DraftTree, pack
+from jaxlookahead.tree import NO_PARENT, ROOT, DraftTree, pack
 from jaxlookahead.width import Costs, free_tokens
 
 CHUNKS = (16, 64, 256)
@@ -41,9 +41,8 @@ TRACES: collections.Counter[tuple[Any, ...]] = collections.Counter()
 
 @chex.dataclass(frozen=True)
 class State:
-    """A batch of `B` rows on the device."""
+    """What the device knows of `B` rows besides their cache."""
 
-    cache: Cache
     lengths: jax.Array  # [B] int32 tokens in the cache
     progress: Progress
     stops: StopRules
@@ -53,32 +52,43 @@ class State:
 
 
 class StepResult(NamedTuple):
-    """`Walk` on the host."""
+    """`Walk` on the host. After `dispatch_plain`, `N` is the number of steps, and what is said of a node of a step."""
 
     tokens: np.ndarray  # [B, N] int32
     nodes: np.ndarray  # [B, N] int32
+    path: np.ndarray  # [B, N] int32 the nodes at which the tokens were decided
     margins: np.ndarray  # [B, N] float32
     counts: np.ndarray  # [B] int32
     finish: np.ndarray  # [B] int32
     scores: dict[str, np.ndarray]  # [B, N] float32 each, `sampling.decide.LOGPROBS`; empty without sampling settings
     topk: np.ndarray  # [B, N, k] int32 the likeliest next tokens of every node; k is 0 unless asked for
+    topk_logprobs: np.ndarray  # [B, N, k] float32 their log-probabilities under the model's own logits
 
 
 class Compiled(NamedTuple):
     """The compiled calls of one model."""
 
     allocate: Callable[..., Cache]
+    allocate_prefill: Callable[..., Cache]
     start: Callable[..., State]
     prefill: Callable[..., Cache]
     insert: Callable[..., Cache]
     set_row: Callable[..., State]
-    step: Callable[..., tuple[State, jax.Array]]
+    step: Callable[..., tuple[Cache, State, jax.Array]]
+    plain: Callable[..., tuple[Cache, State, jax.Array]]
     grow: Callable[..., Cache]
     costs: Costs
 
 
-def _float_bits(x: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+def _pack(told: dict[str, jax.Array]) -> jax.Array:
+    """One int32 array `[B, 2 + (3 + ...) * N]` for the way to the host; `Engine.collect` takes it apart."""
+
+    def bits(x: jax.Array) -> jax.Array:
+        x = x if x.dtype == jnp.int32 else lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+        return x.reshape(len(x), -1)
+
+    names = ("counts", "finish", "tokens", "nodes", "margins", *LOGPROBS, "topk", "topk_logprobs")
+    return jnp.concatenate([bits(told[name]) for name in names if name in told], axis=1)
 
 
 @functools.lru_cache(maxsize=16)
@@ -86,11 +96,22 @@ def compiled(
     model: Model,
     platform: str,
     mesh: Mesh | None,
+    cache_specs: tuple[PartitionSpec, ...] | None = None,
     processors: tuple[Processor, ...] = (),
     constraint: Constraint | None = None,
     topk: int = 0,
 ) -> Compiled:
-    """Builds the compiled calls once for each model, so that a call does not hash the model again."""
+    """Builds the compiled calls once for each model, so that a call does not hash the model again.
+
+    Args:
+      model: the model.
+      platform: see `platform_of`.
+      mesh: see `mesh_of`.
+      cache_specs: how the leaves of the cache lie on the mesh, in the order of `jax.tree.leaves`; replicated without.
+      processors: the user's own logits processors.
+      constraint: a host callback that says which tokens are allowed.
+      topk: how many of the likeliest next tokens of every node a step returns.
+    """
     axes = caches.find_axes(model)
 
     def trace(name: str, *bucket: Any) -> None:
@@ -104,7 +125,6 @@ def compiled(
         trace("start", rows, slots, rules, with_history)
         eos_size, stops, longest = rules
         return State(
-            cache=model.init_cache(rows, slots),
             lengths=jnp.zeros(rows, jnp.int32),
             progress=Progress(
                 remaining=jnp.zeros(rows, jnp.int32), tail=jnp.full((rows, longest), NO_TOKEN, jnp.int32)
@@ -149,17 +169,16 @@ def compiled(
             prompt_lengths=state.prompt_lengths.at[row].set(limits[0] + 1),
         )
 
-    def step(
+    def advance(
         params: Params,
+        cache: Cache,
         state: State,
-        packed: jax.Array,
+        tree: DraftTree,
         settings: SamplingArrays | None,
-        proposal: Proposal | None = None,
-    ) -> tuple[State, jax.Array]:
-        stops, lengths = state.stops, state.lengths
-        shapes = [leaf.shape for leaf in jax.tree.leaves((stops, settings, proposal))]
-        trace("step", *packed.shape[1:], caches.num_slots(state.cache, axes), *shapes)
-        tree = DraftTree(tokens=packed[0], parents=packed[1])
+        proposal: Proposal | None,
+    ) -> tuple[Cache, State, dict[str, Any]]:
+        """One step, and what the host wants to know of it, by name; `[B, N, ...]` but for `counts` and `finish`."""
+        lengths = state.lengths
         rule = greedy_rule
         if settings is not None:
             make = sampling_rule if proposal is None else functools.partial(stochastic_rule, tree, proposal)
@@ -171,48 +190,114 @@ def compiled(
                 processors=processors,
                 constraint=constraint,
             )
-        done = verify(model, params, state.cache, lengths, tree, progress=state.progress, stops=stops, rule=rule)
+        done = verify(model, params, cache, lengths, tree, progress=state.progress, stops=state.stops, rule=rule)
         walk = done.walk
-        state = state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress)
+        state = state.replace(lengths=done.lengths, progress=walk.progress)
         if settings is not None:
             # Tokens past the emitted ones are overwritten by the next step before anything reads them.
             put = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
             state = state.replace(history=put(state.history, walk.tokens, lengths + 1))
-        likeliest = []
+        told = {name: getattr(walk, name) for name in ("counts", "finish", "tokens", "nodes", "margins")}
+        told |= walk.scores or {}
         if topk:
-            likeliest = [lax.top_k(done.logits, topk)[1].reshape(len(lengths), -1)]
-        out = jnp.concatenate(
-            [
-                walk.counts[:, None],
-                walk.finish[:, None],
-                walk.tokens,
-                walk.nodes,
-                _float_bits(walk.margins),
-                *(_float_bits(walk.scores[name]) for name in (LOGPROBS if walk.scores else ())),
-                *likeliest,
-            ],
-            axis=1,
-        )
-        return state, out
+            told["topk"], told["topk_logprobs"] = top_logprobs(done.logits, topk)
+        return done.cache, state, told
+
+    def step(
+        params: Params,
+        cache: Cache,
+        state: State,
+        packed: jax.Array,
+        settings: SamplingArrays | None,
+        proposal: Proposal | None = None,
+    ) -> tuple[Cache, State, jax.Array]:
+        shapes = [leaf.shape for leaf in jax.tree.leaves((state.stops, settings, proposal))]
+        trace("step", *packed.shape[1:], caches.num_slots(cache, axes), *shapes)
+        tree = DraftTree(tokens=packed[0], parents=packed[1])
+        cache, state, told = advance(params, cache, state, tree, settings, proposal)
+        return cache, state, _pack(told)
+
+    def plain(
+        params: Params,
+        cache: Cache,
+        state: State,
+        newest: jax.Array,
+        settings: SamplingArrays | None,
+        steps: int,
+    ) -> tuple[Cache, State, jax.Array]:
+        """`steps` steps of one token each, or fewer if all rows end."""
+        shapes = [leaf.shape for leaf in jax.tree.leaves((state.stops, settings))]
+        trace("plain", *newest.shape, steps, caches.num_slots(cache, axes), *shapes)
+
+        def one(cache: Cache, state: State, newest: jax.Array) -> tuple[Cache, State, dict[str, Any]]:
+            root = DraftTree(tokens=newest[:, None], parents=jnp.full((len(newest), 1), NO_PARENT, jnp.int32))
+            return advance(params, cache, state, root, settings, None)
+
+        def going(carry: tuple[Any, ...]) -> jax.Array:
+            done, _, state, *_ = carry
+            return (done < steps) & jnp.any(state.progress.remaining > 0)
+
+        def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            done, cache, state, newest, told = carry
+            cache, state, new = one(cache, state, newest)
+            newest = jnp.where(new["counts"] > 0, new["tokens"][:, 0], newest)
+
+            def put(name: str, old: jax.Array) -> jax.Array:
+                if name == "counts":
+                    return old + new[name]
+                if name == "finish":
+                    return jnp.where(new[name] == RUNNING, old, new[name])
+                return lax.dynamic_update_slice_in_dim(old, new[name], done, axis=1)
+
+            return done + 1, cache, state, newest, {name: put(name, old) for name, old in told.items()}
+
+        shapes = jax.eval_shape(one, cache, state, newest)[2]
+        told = {
+            name: jnp.zeros(x.shape if x.ndim == 1 else (x.shape[0], steps, *x.shape[2:]), x.dtype)
+            for name, x in shapes.items()
+        }
+        _, cache, state, _, told = lax.while_loop(going, body, (jnp.int32(0), cache, state, newest, told))
+        return cache, state, _pack(told)
 
     def grow(cache: Cache, slots: int) -> Cache:
         trace("grow", *jax.tree.leaves(cache)[0].shape, slots)
         return caches.grow(cache, axes, slots)
 
     jit = functools.partial(jit_on_mesh, mesh=mesh)
-    allocator = functools.cache(lambda *sizes: jit(lambda: allocate(*sizes)))
+    specs, prefill_specs = _spec_trees(model, axes, cache_specs)
+    jit_cache, jit_prefill = functools.partial(jit, specs=specs), functools.partial(jit, specs=prefill_specs)
+    jit_step = functools.partial(jit, specs=(specs, REPLICATED, REPLICATED), donate_argnums=(1, 2))
+    allocator = functools.cache(lambda *sizes: jit_cache(lambda: allocate(*sizes)))
+    prefill_allocator = functools.cache(lambda *sizes: jit_prefill(lambda: allocate(*sizes)))
     starter = functools.cache(lambda *sizes: jit(lambda: start(*sizes)))
-    grower = functools.cache(lambda slots: jit(lambda cache: grow(cache, slots)))
+    grower = functools.cache(lambda slots: jit_cache(lambda cache: grow(cache, slots)))
+    repeat = functools.cache(lambda steps: jit_step(functools.partial(plain, steps=steps)))
     return Compiled(
         allocate=lambda *sizes: allocator(*sizes)(),
+        allocate_prefill=lambda *sizes: prefill_allocator(*sizes)(),
         start=lambda *sizes: starter(*sizes)(),
-        prefill=jit(prefill_chunk, donate_argnums=1),
-        insert=jit(insert, donate_argnums=0),
+        prefill=jit_prefill(prefill_chunk, donate_argnums=1),
+        insert=jit_cache(insert, donate_argnums=0),
         set_row=jit(set_row, donate_argnums=0),
-        step=jit(step, donate_argnums=1),
+        step=jit_step(step),
+        plain=lambda *arguments, steps: repeat(steps)(*arguments),
         grow=lambda cache, slots: grower(slots)(cache),
         costs=Costs(free_tokens(platform)),
     )
+
+
+def _spec_trees(
+    model: Model, axes: tuple[caches.Axes, ...], specs: tuple[PartitionSpec, ...] | None
+) -> tuple[Any, Any]:
+    """How caches lie on the mesh, and those of prefill, whose few rows are not split."""
+    if specs is None:
+        return REPLICATED, REPLICATED
+    structure = jax.tree.structure(jax.eval_shape(lambda: model.init_cache(1, caches.MIN_SLOTS)))
+    whole_rows = [
+        PartitionSpec(*(None if i == axis.batch else entry for i, entry in enumerate(spec)))
+        for axis, spec in zip(axes, specs, strict=True)
+    ]
+    return jax.tree.unflatten(structure, specs), jax.tree.unflatten(structure, whole_rows)
 
 
 def platform_of(params: Params) -> str:
@@ -221,6 +306,29 @@ def platform_of(params: Params) -> str:
         if isinstance(leaf, jax.Array):
             return next(iter(leaf.devices())).platform
     return jax.default_backend()
+
+
+def _cache_specs(model: Model, mesh: Mesh | None, spec: Any, rows: int) -> tuple[PartitionSpec, ...] | None:
+    """One `PartitionSpec` for each leaf of the cache, checked."""
+    if spec is None:
+        return None
+    if mesh is None:
+        raise ValueError(
+            f"cache_spec is {spec!r}, but the parameters lie on one device; place them on a mesh with jax.device_put, "
+            "or leave cache_spec out"
+        )
+    cache = jax.eval_shape(lambda: model.init_cache(rows, caches.MIN_SLOTS))
+
+    def is_spec(x: Any) -> bool:
+        return isinstance(x, PartitionSpec)
+
+    try:
+        specs = jax.tree.leaves(jax.tree.broadcast(spec, cache, is_leaf=is_spec), is_leaf=is_spec)
+        for leaf, shape in zip(specs, jax.tree.leaves(cache), strict=True):
+            NamedSharding(mesh, leaf).shard_shape(shape.shape)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"cache_spec {spec!r} does not fit a cache of {rows} rows on the mesh: {error}") from None
+    return tuple(specs)
 
 
 def chunk_sizes(tokens: int) -> list[int]:
@@ -265,6 +373,7 @@ class Engine:
         processors: tuple[Processor, ...] = (),
         constraint: Constraint | None = None,
         topk: int = 0,
+        cache_spec: Any = None,
     ) -> None:
         """Allocates nothing yet.
 
@@ -278,8 +387,11 @@ class Engine:
           processors: the user's own logits processors.
           constraint: a host callback that says which tokens are allowed.
           topk: how many of the likeliest next tokens of every node to return.
+          cache_spec: how the cache lies on the mesh of the parameters; see `generate`.
         """
-        self._compiled = compiled(model, platform_of(params), mesh_of(params), processors, constraint, topk)
+        mesh = mesh_of(params)
+        specs = _cache_specs(model, mesh, cache_spec, rows)
+        self._compiled = compiled(model, platform_of(params), mesh, specs, processors, constraint, topk)
         self._topk = topk
         self._settings = settings
         self._settings_of_rows = np.full(rows, -1)
@@ -289,6 +401,7 @@ class Engine:
         self._rows = rows
         self._eos_size = _power_of_two(max(eos_size, 1))
         self._stop_shape = (_power_of_two(max(stop_shape[0], 1)), _power_of_two(max(stop_shape[1], 1)))
+        self._cache: Cache | None = None
         self._state: State | None = None
         self._lengths = np.zeros(rows, np.int64)
         self._prefilled: dict[tuple[int, ...], tuple[Cache | None, int]] = {}
@@ -304,16 +417,17 @@ class Engine:
         slots = caches.slots_for(tokens)
         if self._state is None:
             rules = (self._eos_size, *self._stop_shape)
+            self._cache = self._compiled.allocate(self._rows, slots)
             self._state = self._compiled.start(self._rows, slots, rules, self._settings is not None)
             self.slots = slots
         # By doubling, so that few pairs of sizes compile.
         while slots > self.slots:
             self.slots *= 2
-            state = self._state
-            history = state.history
+            self._cache = self._compiled.grow(self._cache, self.slots)
+            history = self._state.history
             if history is not None:
                 history = jnp.pad(history, ((0, 0), (0, self.slots + 1 - history.shape[1])))
-            self._state = state.replace(cache=self._compiled.grow(state.cache, self.slots), history=history)
+                self._state = self._state.replace(history=history)
 
     def admit(self, admissions: Sequence[Admission], again: Collection[tuple[int, ...]] = ()) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
@@ -352,7 +466,7 @@ class Engine:
         slots = caches.slots_for(sum(sizes))
         # The prefill cache may not be larger than the one it is copied into.
         self.reserve(slots)
-        cache = self._compiled.allocate(len(tokens), slots)
+        cache = self._compiled.allocate_prefill(len(tokens), slots)
         start = 0
         for size in sizes:
             chunk = tokens[:, start : start + size]
@@ -365,7 +479,7 @@ class Engine:
         row, held = admission.row, len(admission.prompt) - 1
         if cache is not None:
             where = np.array([source, row], np.int32)
-            self._state = self._state.replace(cache=self._compiled.insert(self._state.cache, cache, where))
+            self._cache = self._compiled.insert(self._cache, cache, where)
         eos = np.full(self._eos_size, NO_TOKEN, np.int32)
         eos[: len(admission.eos)] = admission.eos
         sequences = np.full(self._stop_shape, NO_TOKEN, np.int32)
@@ -377,10 +491,7 @@ class Engine:
             self._settings_of_rows[row] = admission.settings
             history = np.zeros(self.slots + 1, np.int32)
             history[: held + 1] = admission.prompt
-        cache = self._state.cache
-        state = self._state.replace(cache=None)
-        state = self._compiled.set_row(state, np.int32(row), limits, eos, sequences, history)
-        self._state = state.replace(cache=cache)
+        self._state = self._compiled.set_row(self._state, np.int32(row), limits, eos, sequences, history)
         self._lengths[row] = held
 
     def dispatch(self, packed: np.ndarray, proposal: Proposal | None = None) -> jax.Array:
@@ -388,32 +499,48 @@ class Engine:
 
         With a `proposal`, which needs sampling settings, the trees hold sampled drafts that are accepted by chance.
         """
-        width = packed.shape[-1]
-        self.reserve(int(self._lengths.max()) + width)
-        self._state, out = self._compiled.step(self._params, self._state, packed, self._row_settings, proposal)
+        self.reserve(int(self._lengths.max()) + packed.shape[-1])
+        self._cache, self._state, out = self._compiled.step(
+            self._params, self._cache, self._state, packed, self._row_settings, proposal
+        )
         out.copy_to_host_async()
         return out
 
-    def collect(self, out: jax.Array) -> StepResult:
-        """Waits for a step."""
+    def dispatch_plain(self, newest: np.ndarray, steps: int) -> jax.Array:
+        """Starts `steps` steps without drafts from the tokens `newest` `[B]`, otherwise like `dispatch`."""
+        self.reserve(int(self._lengths.max()) + steps)
+        self._cache, self._state, out = self._compiled.plain(
+            self._params, self._cache, self._state, newest.astype(np.int32), self._row_settings, steps=steps
+        )
+        out.copy_to_host_async()
+        return out
+
+    def collect(self, out: jax.Array, *, plain: bool = False) -> StepResult:
+        """Waits for what `dispatch` started, or `dispatch_plain` with `plain`."""
         array = np.asarray(out)
         counts, finish = array[:, 0], array[:, 1]
         names = () if self._settings is None else LOGPROBS
         fields = 3 + len(names)
-        width = (array.shape[1] - 2) // (fields + self._topk)
+        width = (array.shape[1] - 2) // (fields + 2 * self._topk)
         tokens, nodes, margins, *scores = np.split(array[:, 2 : 2 + fields * width], fields, axis=1)
+        topk = array[:, 2 + fields * width :].reshape(len(array), 2, width, self._topk)
+        path = np.concatenate([np.full_like(nodes[:, :1], ROOT), nodes[:, :-1]], axis=1)
+        if plain:
+            path = np.broadcast_to(np.arange(width, dtype=np.int32), nodes.shape)
         self._lengths += counts
         return StepResult(
             tokens=tokens,
             nodes=nodes,
+            path=path,
             margins=margins.view(np.float32),
             counts=counts,
             finish=finish,
             scores={name: x.view(np.float32) for name, x in zip(names, scores, strict=True)},
-            topk=array[:, 2 + fields * width :].reshape(len(array), width, self._topk),
+            topk=topk[:, 0],
+            topk_logprobs=topk[:, 1].view(np.float32),
         )
 
-    def warm_up(self, tokens: int, widths: Sequence[int]) -> None:
+    def warm_up(self, tokens: int, widths: Sequence[int], plain_steps: int = 1) -> None:
         """Compiles what decoding rows of up to `tokens` tokens, drafts included, will need. Use a new engine."""
         prefills = set()
         sizes = [caches.slots_for(tokens)]
@@ -431,10 +558,12 @@ class Engine:
                     self.release(0)
             for width in widths:
                 self.collect(self.dispatch(pack([0] * self._rows, [Draft()] * self._rows, width)))
+            if plain_steps > 1:
+                self.collect(self.dispatch_plain(np.zeros(self._rows, np.int32), plain_steps), plain=True)
 
     def wait(self) -> None:
         """Waits for what was dispatched so far."""
-        jax.block_until_ready(self._state)
+        jax.block_until_ready((self._cache, self._state))
 
     def release(self, row: int) -> None:
         """Forgets a row, so that its length no longer asks for room."""

@@ -11,6 +11,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxlookahead.models.protocol import Params
 
+REPLICATED = PartitionSpec()
+
 
 def mesh_of(params: Params) -> Mesh | None:
     """The mesh of several devices that the parameters lie on, None on a single device."""
@@ -21,8 +23,10 @@ def mesh_of(params: Params) -> Mesh | None:
     return None
 
 
-def jit_on_mesh(function: Callable[..., Any], mesh: Mesh | None, **options: Any) -> Callable[..., Any]:
-    """`jax.jit` whose results are replicated over the mesh.
+def jit_on_mesh(
+    function: Callable[..., Any], mesh: Mesh | None, specs: Any = REPLICATED, **options: Any
+) -> Callable[..., Any]:
+    """`jax.jit` whose results lie on the mesh as `specs` says.
 
     With a fixed sharding, what one call returns compiles nothing new in the next. Explicit axes, the default of
     `jax.make_mesh` since jax 0.9, become Auto ones inside, so that a model need not say how every product is sharded.
@@ -30,25 +34,26 @@ def jit_on_mesh(function: Callable[..., Any], mesh: Mesh | None, **options: Any)
     Args:
       function: positional arguments only.
       mesh: from `mesh_of`; None is plain `jax.jit`.
+      specs: how the results lie, `PartitionSpec`s, a prefix of the results' structure; replicated by default.
       **options: of `jax.jit`.
     """
     if mesh is None:
         return jax.jit(function, **options)
-    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
     @functools.wraps(function)
-    def replicate(*arguments: Any) -> Any:
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, replicated), function(*arguments))
+    def place(*arguments: Any) -> Any:
+        return jax.lax.with_sharding_constraint(function(*arguments), shardings)
 
     explicit = tuple(
         name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit
     )
     if not explicit:
-        return jax.jit(replicate, **options)
+        return jax.jit(place, **options)
 
     @functools.wraps(function)
     def automatic(*arguments: Any) -> Any:
-        inside = jax.sharding.auto_axes(function, axes=explicit, out_sharding=PartitionSpec())
+        inside = jax.sharding.auto_axes(function, axes=explicit, out_sharding=specs)
         return inside(*arguments)
 
     jitted = jax.jit(automatic, **options)

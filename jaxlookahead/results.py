@@ -88,7 +88,7 @@ class Chunk:
       sources: which source proposed each token, None where none had or the drafter does not say.
       margins: `[n]` float32, best minus second best of what was maximized (logits, or logits plus noise).
       scores: with sampling settings or `logprobs`, `[n]` float32 log-probabilities: `logprob_raw` under the model's
-        own logits, `logprob` under the processed ones.
+        own logits, `logprob` under the processed ones. With `top_logprobs`, `[n, k]` `top_tokens` and `top_logprobs`.
       finish_reason: None while the request goes on, then `eos`, `stop` or `length`.
     """
 

@@ -91,4 +91,4 @@ def test_grow_and_insert():
 
 
 def test_slots_for():
-    assert [caches.slots_for(n) for n in (1, 128, 129, 256, 1000)] == [128, 128, 256, 256, 1024]
+    assert [caches.slots_for(n) for n in (1, 256, 257, 512, 1000)] == [256, 256, 512, 512, 1024]

@@ -20,7 +20,7 @@ from jaxlookahead.sampling import Sampling
 
 kind = AxisType[sys.argv[1]]
 mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind, kind))
-model, params = tiny_decoder(vocab_size=48)
+model, params = tiny_decoder(vocab_size=48, num_kv_heads=4)
 
 def place(x):
     axis = next(i for i in range(x.ndim) if x.shape[i] % 4 == 0)
@@ -40,6 +40,26 @@ for _ in range(2):
     assert all(first_difference(a, b) is None for a, b in zip(plain, drafted)), "tokens differ"
 twice = [key[1:] for key, count in engine.TRACES.items() if count > 1]
 assert not twice, twice
+"""
+
+_CACHE_SPEC = """
+from jaxlookahead.engine import Engine
+options = dict(max_new_tokens=24, rows=2, plain_steps=2)
+plain = decoding.generate(model, params, prompts, drafter=None, **options)
+for spec in (P("data"), P("data", "model")):
+    drafted = decoding.generate(model, sharded, prompts, cache_spec=spec, **options)
+    assert all(first_difference(a, b) is None for a, b in zip(plain, drafted)), "tokens differ"
+    run = Engine(model, sharded, rows=2, eos_size=1, stop_shape=(1, 1), cache_spec=spec)
+    run.reserve(100)
+    leaf = jax.tree.leaves(run._cache)[0]
+    assert leaf.sharding.spec == spec, leaf.sharding
+for spec, rows, said in ((P("data"), 3, "3 rows"), (P("nowhere"), 2, "nowhere"), ({"a": P()}, 2, "does not fit")):
+    try:
+        decoding.generate(model, sharded, prompts, rows=rows, cache_spec=spec)
+    except ValueError as error:
+        assert said in str(error), error
+    else:
+        raise AssertionError(spec)
 """
 
 _COMMIT = """
@@ -78,7 +98,9 @@ assert (np.asarray(got.tokens) == np.asarray(wanted.tokens)).all()
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize(
-    "script", [_SAME_TOKENS, _COMMIT, _ON_DEVICE], ids=["B28_same_tokens", "no_collective_in_commit", "on_device"]
+    "script",
+    [_SAME_TOKENS, _CACHE_SPEC, _COMMIT, _ON_DEVICE],
+    ids=["B28_same_tokens", "cache_spec", "no_collective_in_commit", "on_device"],
 )
 def test_eight_devices(script, kind):
     environment = {

@@ -84,7 +84,6 @@ class _Job:
         batch, length = self._batch, (self._slots - self._width) // 2
         sampled = self._settings is not None
         return State(
-            cache=self._cache,
             lengths=jnp.full(batch, length, jnp.int32),
             progress=Progress(
                 remaining=jnp.full(batch, 10**6, jnp.int32), tail=jnp.full((batch, 1), NO_TOKEN, jnp.int32)
@@ -97,8 +96,8 @@ class _Job:
         )
 
     def _call(self, state: State | None = None) -> jax.Array:
-        state, out = self._step(self._params, self._state() if state is None else state, self._packed, self._settings)
-        self._cache = state.cache
+        state = self._state() if state is None else state
+        self._cache, _, out = self._step(self._params, self._cache, state, self._packed, self._settings)
         return out
 
 
