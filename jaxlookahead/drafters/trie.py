@@ -16,6 +16,7 @@ from jaxlookahead.drafters.merging import merge_memories
 from jaxlookahead.drafters.persistence import pack, unpack, write_atomically
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
 from jaxlookahead.drafters.request_state import ParentText, RequestState
+from jaxlookahead.drafters.snapshot import TrieSnapshot, take
 from jaxlookahead.drafters.sources import Source, SuccessorTable
 from jaxlookahead.drafters.suffix_index import MAX_TOKEN, SuffixIndex
 
@@ -218,6 +219,11 @@ class TrieDrafter(DrafterBase):
         if self.successors is not None:
             with self._lock:
                 self.successors.observe(self._state(request).namespace, tokens, topk)
+
+    def snapshot(self, *, namespace: Hashable | None = None) -> TrieSnapshot:
+        """What shared memory holds of a namespace now, as arrays for `on_device.generate`."""
+        with self._lock:
+            return take(self.memory.index, self.memory.root(namespace))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes shared memory and what was learnt about it to a file, atomically.
