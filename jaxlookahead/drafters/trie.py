@@ -55,7 +55,7 @@ class TrieDrafter(DrafterBase):
           remember_prompts: whether a request's prompt joins shared memory with its response when it ends.
           successors: how many of the model's own likeliest next tokens to remember after each verified token,
             given by `observe_topk`; 0 for none.
-          sources: further sources.
+          sources: further sources, such as `GuessPool()` for Jacobi guesses.
           eos_ids: tokens after which nothing is drafted.
           vocab_size: token ids must be below it.
           tokenizer_fingerprint: written to files and asked of files; see
@@ -97,7 +97,7 @@ class TrieDrafter(DrafterBase):
     @property
     def wants_topk(self) -> int:
         """How many of the likeliest next tokens `observe_topk` would like to have of every verified node."""
-        return self.successors.k if self.successors is not None else 0
+        return max((source.wants_topk for source in self.sources), default=0)
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
         tokens = token_list("prompt", prompt, self.vocab_size)
@@ -152,6 +152,9 @@ class TrieDrafter(DrafterBase):
         with self._lock:
             state = self._state(request)
             self.memory.calibration(state.namespace).verified(state.estimated[: len(draft)], accepted)
+            topk, state.topk = state.topk, ()
+            for source in self.sources:
+                source.verified(request, draft, accepted, topk)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
         with self._writing:
@@ -200,8 +203,8 @@ class TrieDrafter(DrafterBase):
         """
         with self._writing, self._lock:
             self.memory.forget_namespace(namespace)
-            if self.successors is not None:
-                self.successors.forget(namespace)
+            for source in self.sources:
+                source.forget(namespace)
 
     def set_parent(self, namespace: Hashable, parent: Hashable | None) -> None:
         """Lets `namespace` also draft from `parent` (None: the common namespace), and from its parents in
@@ -214,10 +217,13 @@ class TrieDrafter(DrafterBase):
             self.memory.set_parent(namespace, parent)
 
     def observe_topk(self, request: Hashable, tokens: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
-        """Tells the model's likeliest next tokens, likeliest first, after each of the verified `tokens`."""
-        if self.successors is not None:
-            with self._lock:
-                self.successors.observe(self._state(request).namespace, tokens, topk)
+        """Tells the model's likeliest next tokens, likeliest first, after each of the verified `tokens`: the newest
+        one, then the draft's. Called before `verified`."""
+        with self._lock:
+            state = self._state(request)
+            if self.successors is not None:
+                self.successors.observe(state.namespace, tokens, topk)
+            state.topk = topk
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes shared memory and what was learnt about it to a file, atomically.
