@@ -116,7 +116,8 @@ class GuessPool(Source):
             place += 1
         emitted = len(accepted) + 1
         passed = (guesses.ahead + [0] * emitted)[:emitted]
-        guesses.ahead = passed + refined + guesses.ahead[emitted + len(refined) :]
+        # Any guess will do to begin with: the newest tokens over again.
+        guesses.ahead = passed + (refined + guesses.ahead[emitted + len(refined) :] or guesses.newest)
 
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from jaxlookahead.drafters.calibration import EXTRA_START
 from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
 
 
@@ -16,11 +17,13 @@ class Source:
     Attributes:
       name: what it is called in statistics and labels.
       first: whether it is asked before the request's own and shared text, or for what these leave over.
+      start: how far it is trusted at first, from 0 to 1.
       wants_topk: how many of the model's likeliest next tokens after every verified node `verified` should have.
     """
 
     name: str
     first: bool = False
+    start: float = EXTRA_START
     wants_topk: int = 0
 
     def begin(self, request: Hashable, prompt: Sequence[int], namespace: Hashable | None) -> None:

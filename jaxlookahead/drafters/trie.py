@@ -16,6 +16,7 @@ from jaxlookahead.drafters.merging import merge_memories
 from jaxlookahead.drafters.persistence import pack, unpack, write_atomically
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
 from jaxlookahead.drafters.request_state import ParentText, RequestState
+from jaxlookahead.drafters.siblings import LiveTexts, SiblingSource
 from jaxlookahead.drafters.sources import Source, SuccessorTable
 from jaxlookahead.drafters.suffix_index import MAX_TOKEN, SuffixIndex
 
@@ -24,7 +25,8 @@ class TrieDrafter(DrafterBase):
     """Drafts from the request's own text and from shared text that grows with every response.
 
     Shared text is kept per namespace: what one namespace holds is never drafted in another, unless the other
-    was told to fall back on it (`set_parent`). All methods may be called from several threads; a lock
+    was told to fall back on it (`set_parent`). What a live request has emitted so far is shared too, with the
+    requests that are alive in the same namespace beside it; once it ends it is remembered or gone. All methods may be called from several threads; a lock
     serialises them, and an insertion lets others in between its chunks.
     """
 
@@ -36,6 +38,7 @@ class TrieDrafter(DrafterBase):
         mode: Mode = "tree",
         use_request: bool = True,
         use_shared: bool = True,
+        use_siblings: bool = True,
         remember_prompts: bool = False,
         successors: int = 0,
         sources: Iterable[Source] = (),
@@ -52,6 +55,7 @@ class TrieDrafter(DrafterBase):
           mode: `tree`, `parallel` (branches that share no nodes) or `single` (one branch).
           use_request: whether to draft from the request's own text.
           use_shared: whether to draft from shared text.
+          use_siblings: whether to draft, too, from what other live requests of the same namespace have emitted.
           remember_prompts: whether a request's prompt joins shared memory with its response when it ends.
           successors: how many of the model's own likeliest next tokens to remember after each verified token,
             given by `observe_topk`; 0 for none.
@@ -75,6 +79,7 @@ class TrieDrafter(DrafterBase):
         self.mode = mode
         self.use_request = use_request
         self.use_shared = use_shared
+        self.use_siblings = use_siblings
         self.remember_prompts = remember_prompts
         self.eos_ids = frozenset(int(token) for token in eos_ids)
         self.vocab_size = vocab_size
@@ -84,9 +89,12 @@ class TrieDrafter(DrafterBase):
         self.sources: tuple[Source, ...] = tuple(sources)
         if self.successors is not None:
             self.sources += (self.successors,)
+        self._live = LiveTexts()
+        self._siblings = (SiblingSource(self._live, long=True), SiblingSource(self._live, long=False))
         names = [source.name for source in self.sources]
-        if len(set(names)) < len(names) or {"request", "shared", "parent"} & set(names):
-            raise ValueError(f"sources need distinct names other than request, shared and parent, got {names}")
+        taken = ["request", "shared", "parent", *(source.name for source in self._siblings)]
+        if len(set(names)) < len(names) or set(taken) & set(names):
+            raise ValueError(f"sources need distinct names other than {', '.join(taken)}, got {names}")
         self.memory = Memory(depth, max_nodes)
         self._nothing = SuffixIndex(depth)
         self._nothing_root = self._nothing.new_root()
@@ -109,6 +117,7 @@ class TrieDrafter(DrafterBase):
             self.memory.hold(namespace)
             for token in tokens:
                 state.push(token)
+            self._live.begin(request, tokens, namespace)
             for source in self.sources:
                 source.begin(request, tokens, namespace)
 
@@ -119,6 +128,7 @@ class TrieDrafter(DrafterBase):
             texts = self._texts(state)
             for token in ids:
                 texts = state.take(texts, token)
+            self._live.extend(request, ids)
             for source in self.sources:
                 source.extend(request, ids)
 
@@ -162,6 +172,7 @@ class TrieDrafter(DrafterBase):
                 state = self._state(request)
                 del self._requests[request]
                 self.memory.let_go(state.namespace)
+                self._live.end(request)
                 for source in self.sources:
                     source.end(request, remember)
             if remember:
@@ -280,6 +291,8 @@ class TrieDrafter(DrafterBase):
         root = memory.root(state.namespace)
         calibration: Calibration = memory.calibration(state.namespace)
         extras = self.sources
+        if self.use_siblings and self._live.any(state.namespace):
+            extras = (*extras, *self._siblings)
         if self.use_shared:
             index = memory.index
             for parent in memory.ancestors(state.namespace):
