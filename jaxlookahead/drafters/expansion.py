@@ -66,9 +66,7 @@ def grow(
     if budget < 1 or max_depth < 1:
         return Draft(tokens, parents, probs, names)
     own, _, shared, shared_root, calibration, (own_success, shared_success), extras = texts
-    asked = [
-        (i, source, calibration.extra_weight(source.name, source.start)[0]) for i, source in enumerate(extras)
-    ]
+    asked = [(i, source, calibration.extra_weight(source.name, source.start)[0]) for i, source in enumerate(extras)]
     before = [found for found in asked if found[1].first]
     after = [found for found in asked if not found[1].first]
     own_nodes, own_text = own.nodes, own.text

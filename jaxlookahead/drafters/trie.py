@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, get_args
 
 from jaxlookahead.drafters.calibration import Calibration
 from jaxlookahead.drafters.estimates import Texts
 from jaxlookahead.drafters.expansion import Mode, grow
-from jaxlookahead.drafters.memory import Memory, token_list
+from jaxlookahead.drafters.memory import BURST, Memory, token_list
 from jaxlookahead.drafters.merging import merge_memories
 from jaxlookahead.drafters.persistence import pack, unpack, write_atomically
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
@@ -167,35 +167,56 @@ class TrieDrafter(DrafterBase):
                 source.verified(request, draft, accepted, topk)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
-        with self._writing:
-            with self._lock:
-                state = self._state(request)
-                del self._requests[request]
-                self.memory.let_go(state.namespace)
-                self._live.end(request)
-                for source in self.sources:
-                    source.end(request, remember)
+        """See `Drafter.end`. Of a response of more than 4,096 tokens, the rest joins shared memory in `idle`."""
+        with self._lock:
+            state = self._state(request)
+            del self._requests[request]
             if remember:
                 start = 0 if self.remember_prompts else state.prompt_length
-                self.memory.insert(state.index.text[start:].tolist(), state.namespace, request, self._lock)
+                self.memory.enqueue(state.index.text[start:].tolist(), state.namespace, request)
+            self.memory.let_go(state.namespace)
+            self._live.end(request)
+            for source in self.sources:
+                source.end(request, remember)
+        self._work()
 
-    def insert(self, tokens: Sequence[int], *, namespace: Hashable | None = None, key: Hashable | None = None) -> None:
+    def idle(self) -> None:
+        """Puts up to 4,096 tokens in that wait to join shared memory."""
+        self._work()
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        *,
+        namespace: Hashable | None = None,
+        key: Hashable | None = None,
+        wait: bool = True,
+    ) -> None:
         """Puts a document, a past response or a past prompt into shared memory.
+
+        This takes some 5 microseconds a token. Other threads may draft meanwhile: they wait for 256 tokens at most.
 
         Args:
           tokens: its token ids. Nothing is ever drafted across the end of a document.
           namespace: who may draft from it; `None` is the common namespace.
           key: a name by which `forget` finds it; several documents may have the same.
+          wait: whether all of it is in on return. Otherwise the call returns after 4,096 tokens, or as soon as
+            another thread is found inserting, and what is left goes in during later calls of `idle` (one for each
+            step of decoding): for long documents that come while requests are being decoded.
 
         Raises:
           ValueError: a token id is negative or too large.
         """
         ids = token_list("tokens", tokens, self.vocab_size)
-        with self._writing:
-            self.memory.insert(ids, namespace, key, self._lock)
-            with self._lock:
-                for source in self.sources:
-                    source.insert(ids, namespace)
+        with self._lock:
+            self.memory.enqueue(ids, namespace, key)
+            for source in self.sources:
+                source.insert(ids, namespace)
+        if wait:
+            with self._writing:
+                self.memory.work(self._lock)
+        else:
+            self._work()
 
     def forget(self, key: Hashable) -> int:
         """Removes all documents of a key, or the remembered response of a request, from shared memory.
@@ -203,7 +224,7 @@ class TrieDrafter(DrafterBase):
         Returns:
           the number of documents removed.
         """
-        with self._writing, self._lock:
+        with self._settled():
             return self.memory.forget(key)
 
     def forget_namespace(self, namespace: Hashable | None) -> None:
@@ -212,7 +233,7 @@ class TrieDrafter(DrafterBase):
         Raises:
           ValueError: a request of this namespace is alive.
         """
-        with self._writing, self._lock:
+        with self._settled():
             self.memory.forget_namespace(namespace)
             for source in self.sources:
                 source.forget(namespace)
@@ -244,7 +265,7 @@ class TrieDrafter(DrafterBase):
             that are not are left out, so `forget` does not find those after loading.
         """
         with self._writing:
-            with self._lock:
+            with self._settled():
                 parts = pack(self.memory, self.vocab_size, self.tokenizer_fingerprint)
             write_atomically(path, parts)
 
@@ -257,7 +278,7 @@ class TrieDrafter(DrafterBase):
         """
         limits = (self.memory.index.max_nodes, self.depth, self.vocab_size, self.tokenizer_fingerprint)
         loaded = unpack(path, *limits)
-        with self._writing, self._lock:
+        with self._settled():
             self.memory.replace(loaded)
 
     def merge(self, *others: TrieDrafter) -> None:
@@ -271,14 +292,29 @@ class TrieDrafter(DrafterBase):
         with contextlib.ExitStack() as held:
             # In one order everywhere, so that two merges can't wait for each other.
             for drafter in sorted(dict.fromkeys(drafters), key=id):
-                held.enter_context(drafter._writing)
-                held.enter_context(drafter._lock)
+                held.enter_context(drafter._settled())
             self.memory.replace(merge_memories([drafter.memory for drafter in drafters]))
 
     def stats(self) -> dict[str, Any]:
-        """Sizes of shared memory: `nodes`, `max_nodes`, `tokens`, `documents`, `namespaces`, `bytes`."""
+        """Sizes of shared memory: `nodes`, `max_nodes`, `tokens`, `waiting` (tokens still to go in), `documents`,
+        `namespaces`, `bytes`."""
         with self._lock:
             return self.memory.stats()
+
+    def _work(self) -> None:
+        """Puts waiting text in, as much as does not stall the caller; leaves it to another thread that is at it."""
+        if self._writing.acquire(blocking=False):
+            try:
+                self.memory.work(self._lock, BURST)
+            finally:
+                self._writing.release()
+
+    @contextlib.contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Both locks, once all waiting text is in."""
+        with self._writing, self._lock:
+            self.memory.work(self._lock)
+            yield
 
     def _state(self, request: Hashable) -> RequestState:
         try:
