@@ -176,7 +176,8 @@ class _Run:
             constraint=options.constraint,
             topk=getattr(self.drafter, "wants_topk", 0),
         )
-        self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
+        kind = type(self.drafter).__name__
+        self.controller = WidthController(self.width, self.engine.costs, kind) if options.adapt else None
 
     def generation(self) -> Generation:
         return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)

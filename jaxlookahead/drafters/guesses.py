@@ -46,7 +46,7 @@ class GuessPool(Source):
     after each of their nodes is the next guess for the position after that node (a step of Jacobi iteration),
     and closes an n-gram of the pool. The pool holds the newest few for each first token. Guesses are kept per request.
 
-    Off unless given to `TrieDrafter(sources=[GuessPool()])`. With it the step returns the likeliest token of every node.
+    Off unless given to `TrieDrafter(sources=[GuessPool()])`; the step then returns the likeliest token of every node.
     """
 
     name = "guesses"

@@ -26,8 +26,8 @@ class TrieDrafter(DrafterBase):
 
     Shared text is kept per namespace: what one namespace holds is never drafted in another, unless the other
     was told to fall back on it (`set_parent`). What a live request has emitted so far is shared too, with the
-    requests that are alive in the same namespace beside it; once it ends it is remembered or gone. All methods may be called from several threads; a lock
-    serialises them, and an insertion lets others in between its chunks.
+    requests that are alive beside it in its namespace; once it ends it is remembered or gone. All methods may be
+    called from several threads; a lock serialises them, and an insertion lets others in between its chunks.
     """
 
     def __init__(
