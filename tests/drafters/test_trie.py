@@ -349,6 +349,17 @@ def test_forget_a_request_and_a_namespace():
     assert paths(drafted(drafter, [1])) == paths(before)
 
 
+def test_A21_all_documents_of_a_key_are_dropped():
+    drafter = TrieDrafter()
+    drafter.insert([1, 2], key="short")
+    drafter.insert([1, 2], key="short")
+    drafter.insert([1, 2, 3], key="long")
+    assert drafter.forget("short") == 2
+    assert drafter.stats()["documents"] == 1
+    assert drafter.memory.index.contexts(drafter.memory.root(None))[(1,)] == 1
+    assert drafted(drafter, [1]).tokens == [2, 3]
+
+
 @settings(max_examples=60, deadline=None)
 @given(texts_of, st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(1, 24))
 def test_draft_is_the_best_first_tree_of_the_estimates(texts, prompt, budget):
