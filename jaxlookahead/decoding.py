@@ -195,7 +195,8 @@ class _Run:
             topk=max(self.wants_topk, top),
             cache_spec=options.cache_spec,
         )
-        self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
+        kind = type(self.drafter).__name__
+        self.controller = WidthController(self.width, self.engine.costs, kind) if options.adapt else None
         self.plain_in_turn = 0  # steps of width 1 since the last wider one
 
     def generation(self) -> Generation:

@@ -28,6 +28,7 @@ class RequestState:
         self.rates = [0.5, 0.5]
         self.side: Side | None = None
         self.estimated: list[float] = []
+        self.topk: Sequence[Sequence[int]] = ()
         self._place: Place | None = None
         self._version = (-1, -1)
 
