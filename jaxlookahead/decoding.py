@@ -15,7 +15,9 @@ from jaxlookahead import accept, tree
 from jaxlookahead.drafters.protocol import Draft, Drafter
 from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult, platform_of
+from jaxlookahead.mesh import mesh_of
 from jaxlookahead.models.protocol import Model, Params
+from jaxlookahead.processes import Processes
 from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats
 from jaxlookahead.sampling.arrays import SamplingArrays, Sizes, pack
 from jaxlookahead.sampling.constraints import Constraint
@@ -130,6 +132,7 @@ class _Options:
     logprobs: bool = False
     processors: Sequence[Processor] = ()
     constraint: Constraint | None = None
+    processes: str | None = None
 
 
 class _Run:
@@ -154,6 +157,9 @@ class _Run:
                 f"the draft model has {self.drafter.vocab_size} token ids and the model {self.vocab_size}; drafts can "
                 "be rejected by chance only where the vocabularies are the same: use mode='coupled'"
             )
+        self.processes = Processes(options.processes, mesh_of(params))
+        if self.stochastic and options.processes == "broadcast":
+            raise ValueError("processes='broadcast' can't carry sampled drafts: use mode='coupled' of the draft model")
         self.eos_ids = list(options.eos_ids)
         if self.eos_ids:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
@@ -176,7 +182,8 @@ class _Run:
             constraint=options.constraint,
             topk=getattr(self.drafter, "wants_topk", 0),
         )
-        self.controller = WidthController(self.width, self.engine.costs) if options.adapt else None
+        adapt = options.adapt and self.processes.timed_alike
+        self.controller = WidthController(self.width, self.engine.costs) if adapt else None
 
     def generation(self) -> Generation:
         return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)
@@ -241,10 +248,12 @@ class _Run:
             widest = 1 + max(len(draft) for draft in drafts if draft is not None)
             width = next(x for x in buckets(self.width) if x >= widest)
         kept = [Draft() if draft is None else tree.cut(draft, width - 1) for draft in drafts]
+        packed = tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
+        packed, kept = self.processes.agree(packed, kept, self.width)
         for request, draft in zip(self.rows, kept, strict=True):
             if request is not None:
                 request.draft = draft
-        return tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
+        return packed
 
     def _step(self) -> Iterator[Chunk]:
         start = time.perf_counter()
@@ -382,6 +391,7 @@ def generate(
     logprobs: bool = False,
     processors: Sequence[Processor] = (),
     constraint: Constraint | None = None,
+    processes: str | None = None,
 ) -> Generation:
     """Decodes prompts, greedily or sampled. The tokens are those of plain decoding (`drafter=None`) with any drafter.
 
@@ -414,6 +424,9 @@ def generate(
       processors: functions `(history [B, L], length [B], logits [B, V]) -> logits [B, V]` of jax arrays, run at every
         node of the accepted path. Compiled once for each such tuple of functions.
       constraint: says which tokens may come next, on the host; see `sampling.Constraint`.
+      processes: for parameters on a mesh of several processes, each of which makes this call. None relies on equal
+        calls giving equal drafts, without traffic, and leaves `adapt` out, as clocks differ. `"check"` compares a
+        digest of the drafts before each step; `"broadcast"` takes the drafts, and the widths, of process 0.
 
     Returns:
       A `Generation`: a sequence of `Output`, in the order of the prompts (and samples), with `stats`.
@@ -422,6 +435,7 @@ def generate(
       TypeError, ValueError: an argument is wrong; nothing was computed yet.
       UnsupportedCacheError: the model's cache can't drop rejected tokens.
       BadLogitsError: the model gave NaN; holds what was decoded so far.
+      RuntimeError: `processes="check"` found drafts that differ.
     """
     options = _Options(
         max_new_tokens=max_new_tokens,
@@ -437,6 +451,7 @@ def generate(
         logprobs=logprobs,
         processors=processors,
         constraint=constraint,
+        processes=processes,
     )
     run = _Run(model, params, prompts, options)
     for _ in run.stream():
