@@ -1,9 +1,9 @@
 """A generative eval inside a training loop, on a drafter that stays warm from one eval to the next.
 
-A small decoder, random at first, learns word problems of GSM8K's kind: it reasons in two steps and ends in `####` and the
-answer, which an eval extracts and compares. The eval decodes the same questions again and again while the model changes
-little in between, so its own earlier responses are good drafts: model calls per token fall, the tokens stay those of
-plain decoding. `prefill` of the library is the training forward pass too.
+A small decoder, random at first, learns word problems of GSM8K's kind: it reasons in two steps and ends in `####` and
+the answer, which an eval extracts and compares. The eval decodes the same questions again and again while the model
+changes little in between, so its own earlier responses are good drafts: model calls per token fall, the tokens stay
+those of plain decoding.
 
     python examples/eval.py [--steps 1200] [--every 100] [--plot eval.png]
 """

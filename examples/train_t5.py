@@ -1,8 +1,8 @@
 """A small T5, trained to split sentences, then decoded with drafts from its input.
 
-Split-and-rephrase turns one complex sentence into two simple ones, most of whose words are the input's. So the encoder's
-input is the best place to draft from. The data is a sample of WikiSplit (`examples/data`), or the file you name. Half of
-each batch is random text to copy, from which a model this small learns to copy much sooner.
+Split-and-rephrase turns one complex sentence into two simple ones, most of whose words are the input's. So the input
+is the best place to draft from. The data is a sample of WikiSplit (`examples/data`), or the file you name. Half of each
+batch is random text to copy, from which a model this small learns to copy much sooner.
 
     python examples/train_t5.py [--steps 1500] [--data wiki_split.tsv] [--plot t5.png]
 """
