@@ -4,7 +4,7 @@ Split-and-rephrase turns one complex sentence into two simple ones, most of whos
 is the best place to draft from. The data is a sample of WikiSplit (`examples/data`), or the file you name. Half of each
 batch is random text to copy, from which a model this small learns to copy much sooner.
 
-    python examples/train_t5.py [--steps 1500] [--data wiki_split.tsv] [--plot t5.png]
+    python examples/train_t5.py [--steps 1200] [--data wiki_split.tsv] [--plot t5.png]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxlookahead.models.t5 import T5, T5Config, T5Model
 
 SAMPLE = Path(__file__).parent / "data" / "wiki_split_sample.tsv"
 START, END, BREAK = 0, 1, "<::::>"
-LENGTH = 96  # tokens, of inputs and of responses
+LENGTH = 72  # tokens, of inputs and of responses
 
 
 def read(path: Path) -> list[tuple[str, str]]:
@@ -47,7 +47,7 @@ def make_tokenizer(texts: Sequence[str], size: int) -> Any:
     return tokenizer
 
 
-def make_model(vocab_size: int, hidden: int = 128, layers: int = 2, seed: int = 0) -> tuple[T5Model, Any]:
+def make_model(vocab_size: int, hidden: int = 96, layers: int = 2, seed: int = 0) -> tuple[T5Model, Any]:
     """A T5 and random weights of the scales of Raffel et al. 2020."""
     config = T5Config(
         vocab_size=vocab_size,
@@ -145,7 +145,7 @@ def compare(model: T5Model, weights: Any, inputs: Sequence[Sequence[int]]) -> di
     return found
 
 
-def run(path: Path, *, steps: int, tests: int, hidden: int = 128, vocab_size: int = 512) -> dict[str, Any]:
+def run(path: Path, *, steps: int, tests: int, hidden: int = 96, vocab_size: int = 512) -> dict[str, Any]:
     """Trains on all rows of the file but the last `tests`, and decodes those."""
     texts = read(path)
     tokenizer = make_tokenizer([text for pair in texts[:-tests] for text in pair], vocab_size)
@@ -166,7 +166,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=SAMPLE, metavar="FILE", help="rows of WikiSplit (%(default)s)")
-    parser.add_argument("--steps", type=int, default=1500, help="of training (%(default)s)")
+    parser.add_argument("--steps", type=int, default=1200, help="of training (%(default)s)")
     parser.add_argument("--tests", type=int, default=32, help="rows to decode (%(default)s)")
     parser.add_argument("--quick", action="store_true", help="hardly any training")
     parser.add_argument("--plot", metavar="FILE")
