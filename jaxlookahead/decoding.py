@@ -15,7 +15,9 @@ from jaxlookahead import accept, tree
 from jaxlookahead.drafters.protocol import Draft, Drafter
 from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult, platform_of
+from jaxlookahead.mesh import mesh_of
 from jaxlookahead.models.protocol import Model, Params
+from jaxlookahead.processes import Processes
 from jaxlookahead.results import BadLogitsError, Chunk, Generation, Output, Stats
 from jaxlookahead.sampling.arrays import SamplingArrays, Sizes, pack
 from jaxlookahead.sampling.constraints import Constraint
@@ -142,6 +144,7 @@ class _Options:
     processors: Sequence[Processor] = ()
     constraint: Constraint | None = None
     cache_spec: Any = None
+    processes: str | None = None
 
 
 class _Run:
@@ -167,6 +170,9 @@ class _Run:
                 f"the draft model has {self.drafter.vocab_size} token ids and the model {self.vocab_size}; drafts can "
                 "be rejected by chance only where the vocabularies are the same: use mode='coupled'"
             )
+        self.processes = Processes(options.processes, mesh_of(params))
+        if self.stochastic and options.processes == "broadcast":
+            raise ValueError("processes='broadcast' can't carry sampled drafts: use mode='coupled' of the draft model")
         self.eos_ids = list(options.eos_ids)
         if self.eos_ids:
             _check_tokens("eos_ids", self.eos_ids, self.vocab_size)
@@ -196,7 +202,8 @@ class _Run:
             cache_spec=options.cache_spec,
         )
         kind = type(self.drafter).__name__
-        self.controller = WidthController(self.width, self.engine.costs, kind) if options.adapt else None
+        adapt = options.adapt and self.processes.timed_alike
+        self.controller = WidthController(self.width, self.engine.costs, kind) if adapt else None
         self.plain_in_turn = 0  # steps of width 1 since the last wider one
 
     def generation(self) -> Generation:
@@ -262,10 +269,12 @@ class _Run:
             widest = 1 + max(len(draft) for draft in drafts if draft is not None)
             width = next(x for x in buckets(self.width) if x >= widest)
         kept = [Draft() if draft is None else tree.cut(draft, width - 1) for draft in drafts]
+        packed = tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
+        packed, kept = self.processes.agree(packed, kept, self.width)
         for request, draft in zip(self.rows, kept, strict=True):
             if request is not None:
                 request.draft = draft
-        return tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
+        return packed
 
     def _step(self) -> Iterator[Chunk]:
         start = time.perf_counter()
@@ -435,6 +444,7 @@ def generate(
     processors: Sequence[Processor] = (),
     constraint: Constraint | None = None,
     cache_spec: Any = None,
+    processes: str | None = None,
     progress: bool = False,
 ) -> Generation:
     """Decodes prompts, greedily or sampled. The tokens are those of plain decoding (`drafter=None`) with any drafter.
@@ -474,6 +484,9 @@ def generate(
       constraint: says which tokens may come next, on the host; see `sampling.Constraint`.
       cache_spec: how the cache lies on the mesh of the parameters: a `PartitionSpec` for all of its leaves, or a
         prefix of its structure; replicated by default. `P(None, "model")` splits the heads of built-in models.
+      processes: for parameters on a mesh of several processes, each of which makes this call. None relies on equal
+        calls giving equal drafts, without traffic, and leaves `adapt` out, as clocks differ. `"check"` compares a
+        digest of the drafts before each step; `"broadcast"` takes the drafts, and the widths, of process 0.
       progress: whether to show a progress bar in the terminal.
 
     Returns:
@@ -483,6 +496,7 @@ def generate(
       TypeError, ValueError: an argument is wrong; nothing was computed yet.
       UnsupportedCacheError: the model's cache can't drop rejected tokens.
       BadLogitsError: the model gave NaN; holds what was decoded so far.
+      RuntimeError: `processes="check"` found drafts that differ.
     """
     options = _Options(
         max_new_tokens=max_new_tokens,
@@ -501,6 +515,7 @@ def generate(
         processors=processors,
         constraint=constraint,
         cache_spec=cache_spec,
+        processes=processes,
     )
     run = _Run(model, params, prompts, options)
     chunks = run.stream()
