@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.layout import Layout, with_layout_constraint
 
+from jaxlookahead.layout import as_it_lies
 from jaxlookahead.models.protocol import Cache, Model
 
 MIN_SLOTS = 128
-TPU_LANES = 128
 
 
 class UnsupportedCacheError(ValueError):
@@ -140,27 +139,12 @@ def commit(cache: Cache, axes: tuple[Axes, ...], start: jax.Array, lengths: jax.
         in_axes = (axis.batch, axis.batch, 0)
         return jax.vmap(put_row, in_axes=in_axes, out_axes=axis.batch)(leaf, kept, lengths)
 
-    cache = lax.platform_dependent(cache, tpu=_as_it_lies, default=lambda held: held)
+    cache = lax.platform_dependent(
+        cache, tpu=lambda leaves: jax.tree.map(as_it_lies, leaves), default=lambda leaves: leaves
+    )
     # Fused with the write, the read would need a second cache.
     kept = lax.optimization_barrier(_map(take, axes, cache))
     return _map(put, axes, cache, kept)
-
-
-def _as_it_lies(cache: Cache) -> Cache:
-    """Keeps leaves in the layout in which TPUs hold arrays.
-
-    XLA prefers another one for a move at an unknown slot, gives it to the whole cache, and copies the cache to it and
-    back in each step.
-    """
-
-    def keep(leaf: jax.Array) -> jax.Array:
-        order = list(range(leaf.ndim))
-        # A last axis that leaves lanes empty changes places with the one before it, if that one fills them.
-        if leaf.shape[-1] % TPU_LANES and leaf.shape[-2] % TPU_LANES == 0:
-            order[-2:] = order[:-3:-1]
-        return with_layout_constraint(leaf, Layout(tuple(order)))
-
-    return jax.tree.map(keep, cache)
 
 
 def _row_slot(axis: Axes) -> int:
