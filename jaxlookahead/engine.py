@@ -7,6 +7,7 @@ of rows, and for prefill the chunk size and the group size, each a power of two.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,8 @@ from jax.sharding import Mesh
 from jaxlookahead import cache as caches
 from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
 from jaxlookahead.drafters.protocol import Draft
-from jaxlookahead.mesh import jit_on_mesh, mesh_of
+from jaxlookahead.layout import on_one_device
+from jaxlookahead.mesh import REPLICATED, cache_specs, commit_on_mesh, jit_on_mesh, mesh_of
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
@@ -92,6 +94,8 @@ def compiled(
 ) -> Compiled:
     """Builds the compiled calls once for each model, so that a call does not hash the model again."""
     axes = caches.find_axes(model)
+    held = cache_specs(jax.eval_shape(lambda: model.init_cache(1, caches.MIN_SLOTS)), axes, mesh)
+    commit = commit_on_mesh(mesh, held)
 
     def trace(name: str, *bucket: Any) -> None:
         TRACES[(model, name, *bucket)] += 1
@@ -171,7 +175,9 @@ def compiled(
                 processors=processors,
                 constraint=constraint,
             )
-        done = verify(model, params, state.cache, lengths, tree, progress=state.progress, stops=stops, rule=rule)
+        with on_one_device(mesh is None):
+            options = {"progress": state.progress, "stops": stops, "rule": rule, "commit": commit}
+            done = verify(model, params, state.cache, lengths, tree, **options)
         walk = done.walk
         state = state.replace(cache=done.cache, lengths=done.lengths, progress=walk.progress)
         if settings is not None:
@@ -200,16 +206,17 @@ def compiled(
         return caches.grow(cache, axes, slots)
 
     jit = functools.partial(jit_on_mesh, mesh=mesh)
-    allocator = functools.cache(lambda *sizes: jit(lambda: allocate(*sizes)))
-    starter = functools.cache(lambda *sizes: jit(lambda: start(*sizes)))
-    grower = functools.cache(lambda slots: jit(lambda cache: grow(cache, slots)))
+    states = State(**{field.name: REPLICATED for field in dataclasses.fields(State)} | {"cache": held})
+    allocator = functools.cache(lambda *sizes: jit(lambda: allocate(*sizes), specs=held))
+    starter = functools.cache(lambda *sizes: jit(lambda: start(*sizes), specs=states))
+    grower = functools.cache(lambda slots: jit(lambda cache: grow(cache, slots), specs=held))
     return Compiled(
         allocate=lambda *sizes: allocator(*sizes)(),
         start=lambda *sizes: starter(*sizes)(),
-        prefill=jit(prefill_chunk, donate_argnums=1),
-        insert=jit(insert, donate_argnums=0),
+        prefill=jit(prefill_chunk, specs=held, donate_argnums=1),
+        insert=jit(insert, specs=held, donate_argnums=0),
         set_row=jit(set_row, donate_argnums=0),
-        step=jit(step, donate_argnums=1),
+        step=jit(step, specs=(states, REPLICATED), donate_argnums=1),
         grow=lambda cache, slots: grower(slots)(cache),
         costs=Costs(free_tokens(platform)),
     )

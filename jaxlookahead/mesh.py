@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxlookahead.models.protocol import Params
+from jaxlookahead import cache as caches
+from jaxlookahead.cache import Axes
+from jaxlookahead.layout import on_one_device
+from jaxlookahead.models.protocol import Cache, Params
+
+REPLICATED = PartitionSpec()
 
 
 def mesh_of(params: Params) -> Mesh | None:
@@ -21,8 +26,56 @@ def mesh_of(params: Params) -> Mesh | None:
     return None
 
 
-def jit_on_mesh(function: Callable[..., Any], mesh: Mesh | None, **options: Any) -> Callable[..., Any]:
-    """`jax.jit` whose results are replicated over the mesh.
+def cache_specs(cache: Cache, axes: Sequence[Axes], mesh: Mesh | None) -> Any:
+    """How a cache lies on a mesh: divided over the mesh's last axis along the heads, or replicated.
+
+    The heads are a leaf's first axis that is neither of rows nor of slots. Nothing done to a cache crosses them,
+    so that its devices need not talk about it.
+
+    Args:
+      cache: arrays or their shapes.
+      axes: from `cache.find_axes`.
+      mesh: None: no mesh.
+    """
+
+    def spec(axis: Axes, shape: tuple[int, ...]) -> PartitionSpec:
+        heads = next((i for i in range(len(shape)) if i not in axis), None)
+        if mesh is None or heads is None or shape[heads] % mesh.devices.shape[-1]:
+            return PartitionSpec()
+        return PartitionSpec(*[None] * heads, mesh.axis_names[-1])
+
+    leaves, treedef = jax.tree.flatten(cache)
+    return jax.tree.unflatten(treedef, [spec(*x) for x in zip(axes, (leaf.shape for leaf in leaves), strict=True)])
+
+
+def commit_on_mesh(mesh: Mesh | None, specs: Any) -> Callable[..., Cache]:
+    """`cache.commit` where the cache lies as `specs` says: each device moves its own part.
+
+    Args:
+      mesh: None is `cache.commit` itself.
+      specs: from `cache_specs`.
+    """
+    if mesh is None:
+        return caches.commit
+
+    def commit(cache: Cache, axes: tuple[Axes, ...], start: jax.Array, lengths: jax.Array, path: jax.Array) -> Cache:
+        def part(cache: Cache, start: jax.Array, lengths: jax.Array, path: jax.Array) -> Cache:
+            with on_one_device():
+                return caches.commit(cache, axes, start, lengths, path)
+
+        # Inside `auto_axes` the mesh is that of the context, whose axes have other types.
+        around = None if jax.sharding.get_abstract_mesh().shape else mesh
+        replicated = (REPLICATED,) * 3
+        mapped = jax.shard_map(part, mesh=around, in_specs=(specs, *replicated), out_specs=specs, check_vma=False)
+        return mapped(cache, start, lengths, path)
+
+    return commit
+
+
+def jit_on_mesh(
+    function: Callable[..., Any], mesh: Mesh | None, specs: Any = REPLICATED, **options: Any
+) -> Callable[..., Any]:
+    """`jax.jit` whose results are replicated over the mesh, or lie there as `specs` says.
 
     With a fixed sharding, what one call returns compiles nothing new in the next. Explicit axes, the default of
     `jax.make_mesh` since jax 0.9, become Auto ones inside, so that a model need not say how every product is sharded.
@@ -30,25 +83,26 @@ def jit_on_mesh(function: Callable[..., Any], mesh: Mesh | None, **options: Any)
     Args:
       function: positional arguments only.
       mesh: from `mesh_of`; None is plain `jax.jit`.
+      specs: a `PartitionSpec` for each result; one may stand for a whole tree of them.
       **options: of `jax.jit`.
     """
     if mesh is None:
         return jax.jit(function, **options)
-    replicated = NamedSharding(mesh, PartitionSpec())
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
     @functools.wraps(function)
-    def replicate(*arguments: Any) -> Any:
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, replicated), function(*arguments))
+    def place(*arguments: Any) -> Any:
+        return jax.lax.with_sharding_constraint(function(*arguments), shardings)
 
     explicit = tuple(
         name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Explicit
     )
     if not explicit:
-        return jax.jit(replicate, **options)
+        return jax.jit(place, **options)
 
     @functools.wraps(function)
     def automatic(*arguments: Any) -> Any:
-        inside = jax.sharding.auto_axes(function, axes=explicit, out_sharding=PartitionSpec())
+        inside = jax.sharding.auto_axes(function, axes=explicit, out_sharding=specs)
         return inside(*arguments)
 
     jitted = jax.jit(automatic, **options)

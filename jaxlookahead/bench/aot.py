@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from jaxlookahead import cache as caches
 from jaxlookahead.bench.hlo import Program
 from jaxlookahead.bench.shapes import abstract_model, tensor_parallel
 from jaxlookahead.engine import compiled
+from jaxlookahead.mesh import cache_specs
 
 AXIS = "model"
 
@@ -119,8 +121,12 @@ def measure(
         model, params = abstract_model(name, layers=layers)
         calls = compiled(model, "tpu", mesh)
         state = _at(jax.eval_shape(lambda calls=calls: calls.start(rows, slots, (1, 1, 1), False)), everywhere)
+        if mesh is not None:
+            specs = cache_specs(state.cache, caches.find_axes(model), mesh)
+            specs = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+            state = state.replace(cache=_at(state.cache, specs))
         params = _at(params, everywhere if mesh is None else tensor_parallel(params, mesh, AXIS))
-        shapes = {leaf.shape for leaf in jax.tree.leaves(state.cache)}
+        shapes = {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.cache)}
         for width in widths:
             packed = _at(jax.ShapeDtypeStruct((2, rows, width), jnp.int32), everywhere)
             start = time.perf_counter()

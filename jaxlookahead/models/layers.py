@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from jaxlookahead.layout import as_it_lies, lies_swapped
+from jaxlookahead.layout import as_it_lies, lies_swapped, one_device
 
 # Tokens that a blocked product takes at once, the most that a lookup on TPU takes one by one, and blocks in a part of
 # a projection and of a vocabulary.
@@ -153,7 +153,7 @@ def _lookup(weight: jax.Array, tokens: jax.Array) -> jax.Array:
         return jnp.concatenate(rows).reshape(*tokens.shape, -1)
 
     # A gather would copy all of a weight that lies swapped.
-    if lies_swapped(weight) and tokens.size <= TOKENS_ONE_BY_ONE:
+    if one_device() and lies_swapped(weight) and tokens.size <= TOKENS_ONE_BY_ONE:
         return lax.platform_dependent(weight, tokens, tpu=one_by_one, default=gather)
     return gather(weight, tokens)
 
