@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
-    # Else jax looks for TPUs, and asks a server that only Google's machines have.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # Else jax looks for TPUs, asks a server that only Google's machines have, and locks them for this process.
+    for name, value in (("JAX_PLATFORMS", "cpu"), ("TPU_SKIP_MDS_QUERY", "1"), ("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")):
+        os.environ.setdefault(name, value)
     from jaxlookahead.bench import aot
 
     def keep(done: Compilation, text: str) -> None:
