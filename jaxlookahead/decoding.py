@@ -483,7 +483,7 @@ def generate(
         node of the accepted path. Compiled once for each such tuple of functions.
       constraint: says which tokens may come next, on the host; see `sampling.Constraint`.
       cache_spec: how the cache lies on the mesh of the parameters: a `PartitionSpec` for all of its leaves, or a
-        prefix of its structure; replicated by default. `P(None, "model")` splits the heads of built-in models.
+        prefix of its structure. By default the heads are divided over the mesh's last axis where that is possible.
       processes: for parameters on a mesh of several processes, each of which makes this call. None relies on equal
         calls giving equal drafts, without traffic, and leaves `adapt` out, as clocks differ. `"check"` compares a
         digest of the drafts before each step; `"broadcast"` takes the drafts, and the widths, of process 0.

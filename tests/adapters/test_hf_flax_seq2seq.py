@@ -90,7 +90,9 @@ def test_a_table_of_positions_ends_a_response():
 
 
 def test_other_models_are_refused():
-    with pytest.raises(TypeError, match=r"encoder-decoders of type None \(int\) are not supported; supported: bart, t5"):
+    with pytest.raises(
+        TypeError, match=r"encoder-decoders of type None \(int\) are not supported; supported: bart, t5"
+    ):
         from_hf_flax_seq2seq(3)
     with pytest.raises(TypeError, match="FlaxBartModel has no logits of tokens"):
         from_hf_flax_seq2seq(tf.FlaxBartModel(tf.BartConfig(**BART)))
