@@ -55,7 +55,7 @@ class TrieDrafter(DrafterBase):
           mode: `tree`, `parallel` (branches that share no nodes) or `single` (one branch).
           use_request: whether to draft from the request's own text.
           use_shared: whether to draft from shared text.
-          use_siblings: whether to draft, too, from what other live requests of the same namespace have emitted.
+          use_siblings: whether shared text includes what other live requests of the same namespace have emitted.
           remember_prompts: whether a request's prompt joins shared memory with its response when it ends.
           successors: how many of the model's own likeliest next tokens to remember after each verified token,
             given by `observe_topk`; 0 for none.
@@ -143,7 +143,7 @@ class TrieDrafter(DrafterBase):
                     source.open(request, state.namespace, state.index.text, budget, max_depth)
                     for source in texts.extras
                 )
-                state.side = side
+                state.side, state.asked = side, tuple(source.name for source in texts.extras)
             draft = grow(
                 texts,
                 place,
@@ -327,7 +327,7 @@ class TrieDrafter(DrafterBase):
         root = memory.root(state.namespace)
         calibration: Calibration = memory.calibration(state.namespace)
         extras = self.sources
-        if self.use_siblings and self._live.any(state.namespace):
+        if self.use_shared and self.use_siblings and self._live.any(state.namespace):
             extras = (*extras, self._siblings)
         if self.use_shared:
             index = memory.index

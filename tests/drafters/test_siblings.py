@@ -116,3 +116,18 @@ def test_long_matches_outvote_short_ones():
     drafter.extend("s", [7, 29, 30, 31])
     draft = drafter.draft("s", 4, 1)
     assert draft.tokens == [60, 50] and draft.probs[0] > draft.probs[1]
+
+
+def test_siblings_may_come_and_go_between_a_draft_and_its_outcome():
+    drafter = TrieDrafter()
+    drafter.insert([1, 2, 3], namespace="up")
+    for name in "ab":
+        drafter.begin(name, PROMPT, namespace="n")
+    drafter.extend("a", [1, 2, 3, 4])
+    draft = drafter.draft("b", 4, 4)
+    drafter.end("a", remember=False)
+    # As many further sources as before, but others.
+    drafter.set_parent("n", "up")
+    drafter.verified("b", draft, [0])
+    drafter.extend("b", [1, 2])
+    assert drafter.draft("b", 4, 4).tokens == [3]
