@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -73,6 +73,11 @@ def _compiled(model: Model) -> tuple[Any, Any, Any]:
     return tuple(jax.jit(function, donate_argnums=1) for function in (fill, read, score))
 
 
+Ask = tuple[int, Draft, Sequence[int]]
+# A place off the text: how much of the response comes before it, and the tokens after that.
+_Key = tuple[int, tuple[int, ...]]
+
+
 class Answers:
     """The model's likeliest next tokens along one recorded text and off it.
 
@@ -80,14 +85,16 @@ class Answers:
       along: `along[i]` are those at the place of `response[i]`, likeliest first.
     """
 
-    def __init__(self, model: Model, params: Params, prompt: Sequence[int], response: Sequence[int]) -> None:
-        self._model, self._params, self._response = model, params, response
+    def __init__(
+        self, model: Model, params: Params, prompt: Sequence[int], response: Sequence[int], *, nodes: int
+    ) -> None:
+        """`nodes` is the most draft nodes that are ever asked for at once."""
+        self._model, self._params = model, params
         self._text = [*prompt, *response]
         self._start = len(prompt)
-        slots = caches.slots_for(len(self._text) + 2 * _CHUNK)
-        self._cache = model.init_cache(1, slots)
-        self._slots = slots
-        self._off: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._slots = caches.slots_for(len(self._text) + max(_CHUNK, _width(nodes)))
+        self._cache = model.init_cache(1, self._slots)
+        self._off: dict[_Key, list[int]] = {}
         fill, read, _ = _compiled(model)
         ahead = self._start - 1
         for start in range(0, ahead, _CHUNK):
@@ -104,63 +111,68 @@ class Answers:
         tokens[0, : len(part)] = part
         return tokens
 
-    def topk(self, done: int, draft: Draft, accepted: Sequence[int]) -> list[list[int]]:
-        """What the step returns for a draft: a row for the newest token, then one for each node.
+    def topk(self, asks: Sequence[Ask]) -> list[list[list[int]]]:
+        """What steps return for drafts: for each a row for the newest token, then one for each node.
 
         Args:
-          done: tokens of the response so far.
-          draft: what is verified after them.
-          accepted: its nodes that the response follows.
+          asks: `(done, draft, accepted)`: the tokens of the response so far, what is verified after them, and its
+            nodes that the response follows.
         """
-        on_path = {node: done + depth for depth, node in enumerate(accepted, 1)}
-        keys: list[tuple[int, tuple[int, ...]]] = []
-        missing: set[int] = set()
-        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-            if node in on_path:
-                keys.append((on_path[node], ()))
-                continue
-            at, path = keys[parent] if parent >= 0 else (done, ())
-            keys.append((at, (*path, token)))
-            if keys[node] not in self._off:
-                above = node
-                while above >= 0 and above not in on_path and above not in missing:
-                    missing.add(above)
-                    above = draft.parents[above]
+        keys = [self._keys(*ask) for ask in asks]
+        missing = {key for row in keys for key in row if key[1] and key not in self._off}
+        missing |= {(at, path[:n]) for at, path in missing for n in range(1, len(path))}
         if missing:
-            self._score(sorted(missing), draft, keys)
-        return [self.along[done], *(self._off[key] if key[1] else self._at(key[0]) for key in keys)]
+            self._score(sorted(missing))
+        return [
+            [self.along[ask[0]], *(self._off[key] if key[1] else self._at(key[0]) for key in row)]
+            for ask, row in zip(asks, keys, strict=True)
+        ]
+
+    def _keys(self, done: int, draft: Draft, accepted: Sequence[int]) -> list[_Key]:
+        on_path = {node: done + depth for depth, node in enumerate(accepted, 1)}
+        keys: list[_Key] = []
+        for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+            at, path = keys[parent] if parent >= 0 else (done, ())
+            keys.append((on_path[node], ()) if node in on_path else (at, (*path, token)))
+        return keys
 
     def _at(self, place: int) -> list[int]:
         # After the last token of the response nothing is ever asked.
         return self.along[place] if place < len(self.along) else [0] * TOPK
 
-    def _score(self, nodes: list[int], draft: Draft, keys: list[tuple[int, tuple[int, ...]]]) -> None:
-        width = max(_NARROWEST, 1 << (len(nodes) - 1).bit_length())
+    def _score(self, keys: list[_Key]) -> None:
+        width = _width(len(keys))
         tokens = np.zeros((1, width), np.int32)
         positions = np.zeros((1, width), np.int32)
         mask = np.zeros((1, width, self._slots), bool)
         scratch = self._slots - width
-        place = {node: i for i, node in enumerate(nodes)}
         mask[0, np.arange(width), scratch + np.arange(width)] = True
-        for node, i in place.items():
-            at, path = keys[node]
-            tokens[0, i] = draft.tokens[node]
+        place = {key: i for i, key in enumerate(keys)}
+        for (at, path), i in place.items():
+            tokens[0, i] = path[-1]
             positions[0, i] = self._start + at + len(path) - 1
             mask[0, i, : self._start + at] = True
-            above = draft.parents[node]
-            while above in place:
-                mask[0, i, scratch + place[above]] = True
-                above = draft.parents[above]
+            for n in range(1, len(path)):
+                mask[0, i, scratch + place[at, path[:n]]] = True
         top, self._cache = _compiled(self._model)[2](self._params, self._cache, tokens, positions, mask)
-        for node, row in zip(nodes, np.asarray(top).tolist(), strict=False):
-            self._off[keys[node]] = row
+        self._off.update(zip(keys, np.asarray(top).tolist(), strict=False))
 
 
-def count_calls(
-    drafter: Drafter, request: Hashable, prompt: Sequence[int], answers: Answers, response: Sequence[int], width: int
-) -> int:
-    """The steps that `generate` takes for a request, the drafter told what `generate` tells it."""
-    model = answers._model
+def _width(nodes: int) -> int:
+    return max(_NARROWEST, 1 << max(nodes - 1, 0).bit_length())
+
+
+def calls_of(
+    drafter: Drafter, request: Hashable, prompt: Sequence[int], response: Sequence[int], width: int, vocab_size: int
+) -> Generator[Ask, list[list[int]], int]:
+    """The steps that `generate` takes for a request, the drafter told what `generate` tells it.
+
+    Yields:
+      what `Answers.topk` is to be asked for, where the drafter wants it; expects the rows.
+
+    Returns:
+      the number of steps.
+    """
     wants_topk = getattr(drafter, "wants_topk", 0)
     drafter.begin(request, prompt)
     done = calls = 0
@@ -170,10 +182,10 @@ def count_calls(
         draft = Draft()
         if depth:
             found = drafter.draft(request, width - 1, depth)
-            draft = normalize(found, budget=width - 1, max_depth=depth, vocab_size=model.vocab_size)
+            draft = normalize(found, budget=width - 1, max_depth=depth, vocab_size=vocab_size)
         accepted = walk(draft, response, done)
         if wants_topk:
-            rows = answers.topk(done, draft, accepted)
+            rows = yield done, draft, accepted
             drafter.observe_topk(request, [newest, *draft.tokens], [row[:wants_topk] for row in rows])
         drafter.verified(request, draft, accepted)
         emitted = list(response[done : done + len(accepted) + 1])
@@ -182,6 +194,34 @@ def count_calls(
         newest = emitted[-1]
         calls += 1
     drafter.end(request)
+    return calls
+
+
+def count_calls(
+    model: Model,
+    params: Params,
+    drafters: dict[str, Drafter],
+    request: Hashable,
+    prompt: Sequence[int],
+    response: Sequence[int],
+    width: int,
+) -> dict[str, int]:
+    """The steps that `generate` takes for a request with each of several drafters, side by side."""
+    answers = Answers(model, params, prompt, response, nodes=len(drafters) * (width - 1))
+    running = {
+        name: calls_of(drafter, request, prompt, response, width, model.vocab_size)
+        for name, drafter in drafters.items()
+    }
+    rows: dict[str, Any] = dict.fromkeys(running)
+    calls = dict.fromkeys(drafters, 0)
+    while rows:
+        asks: dict[str, Ask] = {}
+        for name, row in rows.items():
+            try:
+                asks[name] = running[name].send(row)
+            except StopIteration as stop:
+                calls[name] = stop.value
+        rows = dict(zip(asks, answers.topk(list(asks.values())), strict=True))
     return calls
 
 
@@ -200,9 +240,10 @@ def measure(
                 drafter.insert(response)
     calls = dict.fromkeys(drafters, 0)
     for i, request in enumerate(requests):
-        answers = Answers(model, params, request["prompt"], request["response"])
-        for name, drafter in drafters.items():
-            calls[name] += count_calls(drafter, i, request["prompt"], answers, request["response"], width)
+        for name, count in count_calls(
+            model, params, drafters, i, request["prompt"], request["response"], width
+        ).items():
+            calls[name] += count
     tokens = sum(len(request["response"]) for request in requests)
     return {name: tokens / count for name, count in calls.items()}
 
@@ -216,13 +257,14 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--limit", type=int, default=12, help="requests for each task (%(default)s)")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="of each response (%(default)s)")
+    parser.add_argument("--tasks", help="names, with commas between; all by default")
     parser.add_argument("--width", type=int, default=16, help="%(default)s")
     arguments = parser.parse_args()
     with open(arguments.traces, encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     loaded = load(arguments.model, tokenizer=None)
     table = {}
-    for task in sorted({row["task"] for row in rows}):
+    for task in arguments.tasks.split(",") if arguments.tasks else sorted({row["task"] for row in rows}):
         mine = [row for row in rows if row["task"] == task]
         tests = [row for row in mine if row["split"] == "test"][: arguments.limit]
         tests = [row | {"response": row["response"][: arguments.max_new_tokens]} for row in tests]

@@ -14,9 +14,9 @@ from jaxlookahead.drafters.removal import remove_document, remove_root
 from jaxlookahead.drafters.suffix_index import FIRST, MAX_TOKEN, SHIFT, SuffixIndex
 
 SHARDS = 509
-# Tokens inserted before other threads get a turn, and before a call that must not stall returns (some 20 ms).
+# Tokens inserted before other threads get a turn, and before a call that must not stall returns (some 10 ms).
 CHUNK = 256
-BURST = 4096
+BURST = 2048
 MAX_CALIBRATIONS = 256
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxlookahead.drafters.sources import Source
 
@@ -27,19 +27,12 @@ class _Live:
     keys: dict[tuple[int, ...], None] = dataclasses.field(default_factory=dict)
 
 
-class _Copy(NamedTuple):
-    """A place in a sibling: the last matched token and the length of the match."""
-
-    text: list[int]
-    position: int
-    length: int
-
-
-class _State(NamedTuple):
-    places: dict[tuple[int, ...], dict[Hashable, int]]
-    request: Hashable
-    tail: tuple[int, ...]
-    copies: list[_Copy]
+# A place in a sibling: its text, the position of the last matched token, the length of the match.
+_Copy = tuple[list[int], int, int]
+# Latest places by the `KEY` tokens that end there, then by request.
+_Places = dict[tuple[int, ...], dict[Hashable, int]]
+# The last `KEY` tokens of a path, and where siblings said the same.
+_State = tuple[_Places, Hashable, tuple[int, ...], list[_Copy]]
 
 
 class LiveTexts:
@@ -47,8 +40,8 @@ class LiveTexts:
 
     def __init__(self) -> None:
         self._live: dict[Hashable, _Live] = {}
-        # By namespace, then by the `KEY` tokens that a response token followed, then by request: the latest place.
-        self._places: dict[Hashable | None, dict[tuple[int, ...], dict[Hashable, int]]] = {}
+        # By namespace.
+        self._places: dict[Hashable | None, _Places] = {}
         self._count: dict[Hashable | None, int] = {}
 
     def begin(self, request: Hashable, prompt: Sequence[int], namespace: Hashable | None) -> None:
@@ -84,69 +77,71 @@ class LiveTexts:
         """Whether requests of a namespace have siblings that have said something."""
         return self._count.get(namespace, 0) > 1 and namespace in self._places
 
-    def copies(self, state: _State, newest: Sequence[int]) -> list[_Copy]:
-        """The places in siblings that the state's key is found at, newest first, those of the longest match alone.
+    def open(self, request: Hashable, namespace: Hashable | None, newest: Sequence[int]) -> _State:
+        """Where siblings said what `newest` ends in."""
+        tail = tuple(newest[-KEY:])
+        places = self._places.get(namespace, {})
+        return places, request, tail, self.copies(places, request, tail, newest)
 
-        Args:
-          state: its own request is left out.
-          newest: the tokens up to the place looked from.
-        """
-        found = state.places.get(state.tail, {})
-        copies = []
-        for request in reversed(found):
-            if request != state.request:
-                text, position = self._live[request].text, found[request]
+    def copies(self, places: _Places, request: Hashable, tail: tuple[int, ...], newest: Sequence[int]) -> list[_Copy]:
+        """The latest place of `tail` in each sibling of `request`, newest first; where some of the matches are long,
+        those alone, and otherwise the longest alone. `newest` ends in `tail`."""
+        found = places.get(tail)
+        if found is None:
+            return []
+        copies: list[_Copy] = []
+        longest = 0
+        for other in reversed(found):
+            if other != request:
+                text, position = self._live[other].text, found[other]
                 length = KEY
                 most = min(COMPARED, len(newest), position + 1)
                 while length < most and text[position - length] == newest[-1 - length]:
                     length += 1
-                copies.append(_Copy(text, position, length))
-        least = min(max((copy.length for copy in copies), default=0), LONG)
-        return [copy for copy in copies if copy.length >= least]
+                longest = max(longest, length)
+                copies.append((text, position, length))
+        least = min(longest, LONG)
+        return [copy for copy in copies if copy[2] >= least]
 
 
 class SiblingSource(Source):
-    """Copies from siblings, of long matches or of short ones, which deserve different trust.
+    """Copies from siblings. Several siblings vote for what comes next."""
 
-    Several siblings vote for what comes next.
-    """
+    name = "siblings"
+    first = True
+    start = 0.7
 
-    def __init__(self, texts: LiveTexts, *, long: bool) -> None:
-        """
-        Args:
-          texts: the live requests; whoever owns them tells them of beginnings, tokens and ends.
-          long: matches of at least `LONG` tokens, asked before all other text; or shorter ones, asked last.
-        """
-        self.name = "siblings" if long else "siblings_short"
-        self.first = long
-        self.start = 0.7 if long else 0.3
+    def __init__(self, texts: LiveTexts) -> None:
+        """`texts` are the live requests; whoever owns them tells them of beginnings, tokens and ends."""
         self._texts = texts
-        self._long = long
 
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
     ) -> Any:
-        tail = tuple(text[-KEY:])
-        state = _State(self._texts._places.get(namespace, {}), request, tail, [])
-        return state._replace(copies=self._texts.copies(state, text[-COMPARED:]))
+        return self._texts.open(request, namespace, text[-COMPARED:])
 
     def predict(self, state: _State) -> Sequence[tuple[int, float]]:
-        copies = state.copies
-        if not copies or (max(copy.length for copy in copies) >= LONG) != self._long:
+        copies = state[3]
+        if not copies:
             return ()
         votes: dict[int, int] = {}
         for text, position, _ in copies:
             if position + 1 < len(text):
                 token = text[position + 1]
                 votes[token] = votes.get(token, 0) + 1
+        if len(votes) == 1:
+            return [(token, count / len(copies)) for token, count in votes.items()]
         return [(token, count / len(copies)) for token, count in sorted(votes.items(), key=lambda item: -item[1])]
 
     def step(self, state: _State, token: int) -> _State:
-        tail = (*state.tail[1 - KEY :], token)
-        copies = [
-            _Copy(text, position + 1, length + 1)
-            for text, position, length in state.copies
-            if position + 1 < len(text) and text[position + 1] == token
-        ]
-        state = _State(state.places, state.request, tail, copies)
-        return state if copies else state._replace(copies=self._texts.copies(state, tail))
+        places, request, tail, copies = state
+        tail = (*tail[1 - KEY :], token)
+        if copies:
+            copies = [
+                (text, position + 1, length + 1)
+                for text, position, length in copies
+                if position + 1 < len(text) and text[position + 1] == token
+            ]
+        if not copies and tail in places:
+            copies = self._texts.copies(places, request, tail, tail)
+        return places, request, tail, copies

@@ -56,7 +56,7 @@ class TrieDrafter(DrafterBase):
           mode: `tree`, `parallel` (branches that share no nodes) or `single` (one branch).
           use_request: whether to draft from the request's own text.
           use_shared: whether to draft from shared text.
-          use_siblings: whether to draft, too, from what other live requests of the same namespace have emitted.
+          use_siblings: whether shared text includes what other live requests of the same namespace have emitted.
           remember_prompts: whether a request's prompt joins shared memory with its response when it ends.
           successors: how many of the model's own likeliest next tokens to remember after each verified token,
             given by `observe_topk`; 0 for none.
@@ -91,9 +91,9 @@ class TrieDrafter(DrafterBase):
         if self.successors is not None:
             self.sources += (self.successors,)
         self._live = LiveTexts()
-        self._siblings = (SiblingSource(self._live, long=True), SiblingSource(self._live, long=False))
+        self._siblings = SiblingSource(self._live)
         names = [source.name for source in self.sources]
-        taken = ["request", "shared", "parent", *(source.name for source in self._siblings)]
+        taken = ["request", "shared", "parent", self._siblings.name]
         if len(set(names)) < len(names) or set(taken) & set(names):
             raise ValueError(f"sources need distinct names other than {', '.join(taken)}, got {names}")
         self.memory = Memory(depth, max_nodes)
@@ -144,7 +144,7 @@ class TrieDrafter(DrafterBase):
                     source.open(request, state.namespace, state.index.text, budget, max_depth)
                     for source in texts.extras
                 )
-                state.side = side
+                state.side, state.asked = side, tuple(source.name for source in texts.extras)
             draft = grow(
                 texts,
                 place,
@@ -168,7 +168,7 @@ class TrieDrafter(DrafterBase):
                 source.verified(request, draft, accepted, topk)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
-        """See `Drafter.end`. Of a response of more than 4,096 tokens, the rest joins shared memory in `idle`."""
+        """See `Drafter.end`. Of a response of more than 2,048 tokens, the rest joins shared memory in `idle`."""
         with self._lock:
             state = self._state(request)
             del self._requests[request]
@@ -182,7 +182,7 @@ class TrieDrafter(DrafterBase):
         self._work()
 
     def idle(self) -> None:
-        """Puts up to 4,096 tokens in that wait to join shared memory."""
+        """Puts up to 2,048 tokens in that wait to join shared memory."""
         self._work()
 
     def insert(
@@ -201,7 +201,7 @@ class TrieDrafter(DrafterBase):
           tokens: its token ids. Nothing is ever drafted across the end of a document.
           namespace: who may draft from it; `None` is the common namespace.
           key: a name by which `forget` finds it; several documents may have the same.
-          wait: whether all of it is in on return. Otherwise the call returns after 4,096 tokens, or as soon as
+          wait: whether all of it is in on return. Otherwise the call returns after 2,048 tokens, or as soon as
             another thread is found inserting, and what is left goes in during later calls of `idle` (one for each
             step of decoding): for long documents that come while requests are being decoded.
 
@@ -333,8 +333,8 @@ class TrieDrafter(DrafterBase):
         root = memory.root(state.namespace)
         calibration: Calibration = memory.calibration(state.namespace)
         extras = self.sources
-        if self.use_siblings and self._live.any(state.namespace):
-            extras = (*extras, *self._siblings)
+        if self.use_shared and self.use_siblings and self._live.any(state.namespace):
+            extras = (*extras, self._siblings)
         if self.use_shared:
             index = memory.index
             for parent in memory.ancestors(state.namespace):

@@ -26,7 +26,7 @@ def test_tokens_of_siblings_are_drafted_at_once():
     assert (1, 2) in paths(drafter.draft("b", 8, 8))
     drafter.extend("a", [3, 4])
     draft = drafter.draft("b", 8, 8)
-    assert (1, 2, 3, 4) in paths(draft) and set(draft.sources) == {"siblings_short"}
+    assert (1, 2, 3, 4) in paths(draft) and set(draft.sources) == {"siblings"}
     assert not drafter.draft("elsewhere", 8, 8).tokens
     # Nothing of its own is drafted by the detour over a sibling.
     assert not drafter.draft("a", 8, 8).tokens
@@ -101,3 +101,33 @@ def test_siblings_take_fewer_calls_with_the_same_tokens():
         if not temperature:
             # The second sample of the second prompt gets its row when the first prompt is done.
             assert together.stats.steps < alone.stats.steps < plain.stats.steps
+
+
+def test_long_matches_outvote_short_ones():
+    drafter = TrieDrafter()
+    long, short = list(range(20, 32)), [1, 2, 29, 30, 31]
+    for name, text in (("a", [*long, 50]), ("b", [*short, 60]), ("c", [*short, 60])):
+        drafter.begin(name, [9])
+        drafter.extend(name, text)
+    drafter.begin("r", [9])
+    drafter.extend("r", long)
+    assert drafter.draft("r", 4, 1).tokens == [50]
+    drafter.begin("s", [9])
+    drafter.extend("s", [7, 29, 30, 31])
+    draft = drafter.draft("s", 4, 1)
+    assert draft.tokens == [60, 50] and draft.probs[0] > draft.probs[1]
+
+
+def test_siblings_may_come_and_go_between_a_draft_and_its_outcome():
+    drafter = TrieDrafter()
+    drafter.insert([1, 2, 3], namespace="up")
+    for name in "ab":
+        drafter.begin(name, PROMPT, namespace="n")
+    drafter.extend("a", [1, 2, 3, 4])
+    draft = drafter.draft("b", 4, 4)
+    drafter.end("a", remember=False)
+    # As many further sources as before, but others.
+    drafter.set_parent("n", "up")
+    drafter.verified("b", draft, [0])
+    drafter.extend("b", [1, 2])
+    assert drafter.draft("b", 4, 4).tokens == [3]
