@@ -256,8 +256,10 @@ class _Run:
         out = self.engine.dispatch(packed, proposal)
         if self.drafter is not None:
             self.drafter.idle()
+        waiting = time.perf_counter()
         result = self.engine.collect(out)
         done = time.perf_counter()
+        self.stats.wait_seconds += done - waiting
         self.stats.draft_seconds += drafted - start
         self.stats.step_seconds += done - drafted
         self.stats.steps += 1
