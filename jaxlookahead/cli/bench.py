@@ -151,7 +151,7 @@ def _print_table(table: list[dict[str, Any]]) -> None:
         ("differ", lambda row: f"{row['different']} ({row['unexplained']})"),
     ]
     for title in ("task", "method", *(["rows"] if several else [])):
-        out.add_column(title)
+        out.add_column(title, no_wrap=True)
     for title, _ in columns:
         out.add_column(title, justify="right")
     for row in table:
@@ -163,7 +163,7 @@ def _print_table(table: list[dict[str, Any]]) -> None:
             except KeyError:
                 cells.append("")
         out.add_row(row["task"], row["method"], *([str(row["rows"])] if several else []), *cells)
-    Console(width=max(Console().width, 130)).print(out)
+    Console(width=max(Console().width, 140)).print(out)
 
 
 def _plot(table: list[dict[str, Any]], path: str) -> None:
