@@ -23,12 +23,6 @@ def test_shapes_are_those_of_the_published_models(name, parameters):
     assert model.vocab_size == CONFIGS[name]["vocab_size"]
 
 
-def test_without_libtpu_it_says_what_to_install(cli, complaint, monkeypatch):
-    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
-    result = cli("aot", "--layers", "1")
-    assert result.code == 1 and 'pip install "jax[tpu]"' in complaint(result)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.parametrize(("topology", "devices"), [("v5e:2x2", 1), ("v6e:2x2", 1), ("v5e:2x4", 8)])
 def test_step_for_tpu_reads_no_more_when_wide_and_leaves_the_cache_in_place(topology, devices):

@@ -3,9 +3,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import jax
 import pytest
 
-from jaxlookahead.bench import peers
+from jaxlookahead.bench import aot, peers
 from jaxlookahead.bench.peers import Response
 from jaxlookahead.cli import bench, demo, doctor
 from jaxlookahead.cli.main import COMMANDS
@@ -50,6 +51,25 @@ def test_replay_says_what_is_wrong(cli, complaint, tmp_path, content, options, m
     result = cli("replay", str(file), *options)
     assert result.code == 1
     assert message in complaint(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models", "gpt-5"], "no shapes of a model 'gpt-5'"),
+        (["--devices", "3"], "devices must be 1 to 2"),
+        ([], 'pip install "jax[tpu]"'),
+    ],
+)
+def test_aot_says_what_is_wrong(cli, complaint, monkeypatch, options, message):
+    if options:
+        monkeypatch.setattr(aot, "topology_devices", lambda topology: jax.devices() * 2)
+    else:
+        monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+        monkeypatch.setenv(name, "")
+    result = cli("aot", *options)
+    assert result.code == 1 and message in complaint(result)
 
 
 def _prompts(tmp_path):
