@@ -184,8 +184,10 @@ class _Run:
             out = self.engine.dispatch(packed, proposal)
         if self.drafter is not None:
             self.drafter.idle()
+        waiting = time.perf_counter()
         result = self.engine.collect(out, plain=plain)
         done = time.perf_counter()
+        self.stats.wait_seconds += done - waiting
         self.stats.draft_seconds += drafted - start
         self.stats.step_seconds += done - drafted
         self.stats.steps += max(int(result.counts.max()), 1) if plain else 1

@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from jaxlookahead.bench.aot import Compilation
 
 
-def _numbers(text: str) -> list[int]:
-    return [common.positive(part) for part in text.split(",")]
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     parser.add_argument("--topology", default="v5e:2x2", help="kind and shape of the TPUs (%(default)s)")
@@ -26,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--models", default=",".join(CONFIGS), help="shapes, separated by commas (%(default)s)", metavar="NAMES"
     )
     parser.add_argument(
-        "--widths", type=_numbers, default=[1, 2, 4, 8, 16, 32, 64], help="tree widths (1,2,4,...,64)", metavar="N,..."
+        "--widths",
+        type=common.positives,
+        default=[1, 2, 4, 8, 16, 32, 64],
+        help="tree widths (1,2,4,...,64)",
+        metavar="N,...",
     )
     parser.add_argument("--slots", type=common.positive, default=1024, help="cache slots (%(default)s)")
     parser.add_argument("--rows", type=common.positive, default=1, help="rows decoded together (%(default)s)")
