@@ -6,7 +6,7 @@ import dataclasses
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,7 @@ def measure(
     requests: Sequence[Request],
     methods: Sequence[Method],
     *,
-    warm: dict[str, Sequence[Sequence[int]]] | None = None,
+    warm: Mapping[str, Sequence[Sequence[int]]] | None = None,
     rows: int = 1,
     repeats: int = 1,
     width: int | None = None,
