@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxlookahead.struct import struct
 from jaxlookahead.tree import ROOT, DraftTree, find_child
 
 NO_TOKEN = -1
@@ -24,7 +24,7 @@ RUNNING, EOS, STOP, LENGTH, BAD_LOGITS = range(5)
 FINISH_REASONS = {EOS: "eos", STOP: "stop", LENGTH: "length", BAD_LOGITS: "bad_logits"}
 
 
-@chex.dataclass(frozen=True)
+@struct
 class StopRules:
     """When a row ends, besides its token limit. Padding is `NO_TOKEN`."""
 
@@ -32,7 +32,7 @@ class StopRules:
     sequences: jax.Array  # [B, Q, L] int32 token sequences that end a row, right aligned
 
 
-@chex.dataclass(frozen=True)
+@struct
 class Progress:
     """How far each row is."""
 
@@ -40,7 +40,7 @@ class Progress:
     tail: jax.Array  # [B, L] int32 the last emitted tokens, right aligned, NO_TOKEN where there are fewer
 
 
-@chex.dataclass(frozen=True)
+@struct
 class Decision:
     """The model's next token at one node of each row."""
 
@@ -50,7 +50,7 @@ class Decision:
     scores: Any = None  # further [B] float32 arrays to report for each token, a dict or None
 
 
-@chex.dataclass(frozen=True)
+@struct
 class Walk:
     """What was accepted. Entries past `counts` are `NO_TOKEN`, `ROOT` and 0."""
 

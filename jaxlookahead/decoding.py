@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxlookahead import accept, tree
-from jaxlookahead.drafters.protocol import Draft, Drafter
+from jaxlookahead.drafters.protocol import Draft, Drafter, SamplingDrafter, StochasticDrafter, TopkDrafter
 from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult
 from jaxlookahead.mesh import mesh_of
@@ -54,13 +54,16 @@ class _Run:
         self.plain_steps = chosen_plain_steps(params, options.plain_steps)
         rows = check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
-        self.wants_topk = getattr(self.drafter, "wants_topk", 0)
+        self.observer = self.drafter if isinstance(self.drafter, TopkDrafter) and self.drafter.wants_topk else None
+        self.wants_topk = 0 if self.observer is None else self.observer.wants_topk
         # Drafts that were sampled: `generate` must know from which distribution.
-        self.stochastic = getattr(self.drafter, "stochastic", False) and options.sampling is not None
-        if self.stochastic and self.drafter.vocab_size != self.vocab_size:
+        self.stochastic: StochasticDrafter | None = None
+        if isinstance(self.drafter, StochasticDrafter) and self.drafter.stochastic and options.sampling is not None:
+            self.stochastic = self.drafter
+        if self.stochastic is not None and self.stochastic.vocab_size != self.vocab_size:
             raise ValueError(
-                f"the draft model has {self.drafter.vocab_size} token ids and the model {self.vocab_size}; drafts can "
-                "be rejected by chance only where the vocabularies are the same: use mode='coupled'"
+                f"the draft model has {self.stochastic.vocab_size} token ids and the model {self.vocab_size}; drafts "
+                "can be rejected by chance only where the vocabularies are the same: use mode='coupled'"
             )
         self.processes = Processes(options.processes, mesh_of(params))
         if self.stochastic and options.processes == "broadcast":
@@ -124,7 +127,7 @@ class _Run:
                 self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
-                    if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
+                    if request.sampling is not None and isinstance(self.drafter, SamplingDrafter):
                         self.drafter.begin_sampling(request.handle, request.sampling, request.noise_id)
                 limit = request.max_new_tokens
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
@@ -160,7 +163,7 @@ class _Run:
         else:
             widest = 1 + max(len(draft) for draft in drafts if draft is not None)
             width = next(x for x in buckets(self.width) if x >= widest)
-        kept = [Draft() if draft is None else tree.cut(draft, width - 1) for draft in drafts]
+        kept: Sequence[Draft] = [Draft() if draft is None else tree.cut(draft, width - 1) for draft in drafts]
         packed = tree.pack([0 if request is None else request.newest for request in self.rows], kept, width)
         packed, kept = self.processes.agree(packed, kept, self.width)
         for request, draft in zip(self.rows, kept, strict=True):
@@ -174,8 +177,8 @@ class _Run:
         drafted = time.perf_counter()
         width = packed.shape[-1]
         proposal = None
-        if self.stochastic:
-            proposal = self.drafter.proposal([None if x is None else x.handle for x in self.rows])
+        if self.stochastic is not None:
+            proposal = self.stochastic.proposal([None if x is None else x.handle for x in self.rows])
         self.plain_in_turn = self.plain_in_turn + 1 if width == 1 else 0
         plain = self._is_plain()
         if plain:
@@ -206,7 +209,7 @@ class _Run:
 
     def _is_plain(self) -> bool:
         """Whether to take several steps without drafts at once: there is no drafter, or it had nothing for a while."""
-        if self.plain_steps == 1 or self.stochastic:
+        if self.plain_steps == 1 or self.stochastic is not None:
             return False
         return self.drafter is None or self.plain_in_turn > _PATIENCE
 
@@ -222,10 +225,10 @@ class _Run:
             for emitted in calls:
                 stats.count(emitted=emitted, drafted=len(request.draft), accepted=len(accepted))
         request.stats.steps += len(calls)
-        if self.wants_topk:
+        if self.observer is not None:
             verified = [request.newest, *(tokens[:-1] if plain else request.draft.tokens)]
             likeliest = result.topk[row, : len(verified), : self.wants_topk]
-            self.drafter.observe_topk(request.handle, verified, likeliest.tolist())
+            self.observer.observe_topk(request.handle, verified, likeliest.tolist())
         request.emitted += count
         if count:
             request.newest = tokens[-1]

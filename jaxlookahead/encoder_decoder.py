@@ -24,6 +24,8 @@ class WithInputs:
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
         """See `Drafter`."""
+        if not isinstance(namespace, int):
+            raise TypeError(f"namespace must be the index of the request's input, got {namespace!r}")
         whole = [*self.inputs[namespace], *prompt]
         self.drafter.begin(request, whole, namespace=self.namespace)
 

@@ -7,11 +7,11 @@ of rows, and for prefill the chunk size and the group size, each a power of two.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +37,9 @@ from jaxlookahead.sampling.constraints import Constraint
 from jaxlookahead.sampling.decide import LOGPROBS, top_logprobs
 from jaxlookahead.sampling.processors import Processor
 from jaxlookahead.sampling.rule import sampling_rule
-from jaxlookahead.step import greedy_rule, prefill, verify
+from jaxlookahead.step import Rule, greedy_rule, prefill, verify
 from jaxlookahead.stochastic_rule import Proposal, stochastic_rule
+from jaxlookahead.struct import struct
 from jaxlookahead.tree import NO_PARENT, ROOT, DraftTree, pack
 from jaxlookahead.width import Costs, free_tokens
 
@@ -48,7 +49,7 @@ CHUNKS = (16, 64, 256)
 TRACES: collections.Counter[tuple[Any, ...]] = collections.Counter()
 
 
-@chex.dataclass(frozen=True)
+@struct
 class State:
     """What the device knows of `B` rows besides their cache."""
 
@@ -166,7 +167,8 @@ def compiled(
     ) -> State:
         trace("set_row", len(state.lengths), len(eos), *sequences.shape, None if history is None else len(history))
         progress, stops = state.progress, state.stops
-        state = state.replace(
+        state = dataclasses.replace(
+            state,
             lengths=state.lengths.at[row].set(limits[0]),
             progress=Progress(
                 remaining=progress.remaining.at[row].set(limits[1]),
@@ -179,7 +181,9 @@ def compiled(
         )
         if history is None:
             return state
-        return state.replace(
+        assert state.history is not None and state.prompt_lengths is not None
+        return dataclasses.replace(
+            state,
             history=state.history.at[row].set(history),
             prompt_lengths=state.prompt_lengths.at[row].set(limits[0] + 1),
         )
@@ -194,8 +198,9 @@ def compiled(
     ) -> tuple[Cache, State, dict[str, Any]]:
         """One step, and what the host wants to know of it, by name; `[B, N, ...]` but for `counts` and `finish`."""
         lengths = state.lengths
-        rule = greedy_rule
+        rule: Rule = greedy_rule
         if settings is not None:
+            assert state.history is not None and state.prompt_lengths is not None
             make = sampling_rule if proposal is None else functools.partial(stochastic_rule, tree, proposal)
             rule = make(
                 settings,
@@ -206,14 +211,23 @@ def compiled(
                 constraint=constraint,
             )
         with on_one_device(mesh is None):
-            options = {"progress": state.progress, "stops": state.stops, "rule": rule, "commit": commit}
-            done = verify(model, params, cache, lengths, tree, **options)
+            done = verify(
+                model,
+                params,
+                cache,
+                lengths,
+                tree,
+                progress=state.progress,
+                stops=state.stops,
+                rule=rule,
+                commit=commit,
+            )
         walk = done.walk
-        state = state.replace(lengths=done.lengths, progress=walk.progress)
-        if settings is not None:
+        state = dataclasses.replace(state, lengths=done.lengths, progress=walk.progress)
+        if state.history is not None:
             # Tokens past the emitted ones are overwritten by the next step before anything reads them.
-            put = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
-            state = state.replace(history=put(state.history, walk.tokens, lengths + 1))
+            put: Callable[..., jax.Array] = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
+            state = dataclasses.replace(state, history=put(state.history, walk.tokens, lengths + 1))
         told = {name: getattr(walk, name) for name in ("counts", "finish", "tokens", "nodes", "margins")}
         told |= walk.scores or {}
         if topk:
@@ -410,7 +424,7 @@ class Engine:
             history = self._state.history
             if history is not None:
                 history = jnp.pad(history, ((0, 0), (0, self.slots + 1 - history.shape[1])))
-                self._state = self._state.replace(history=history)
+                self._state = dataclasses.replace(self._state, history=history)
 
     def admit(self, admissions: Sequence[Admission], again: Collection[tuple[int, ...]] = ()) -> None:
         """Prefills prompts, all but their last token, and puts them into their rows.
@@ -525,7 +539,7 @@ class Engine:
 
     def warm_up(self, tokens: int, widths: Sequence[int], plain_steps: int = 1) -> None:
         """Compiles what decoding rows of up to `tokens` tokens, drafts included, will need. Use a new engine."""
-        prefills = set()
+        prefills: set[tuple[int, int, int]] = set()
         sizes = [caches.slots_for(tokens)]
         while sizes[-1] > caches.MIN_SLOTS:
             sizes.append(sizes[-1] // 2)
@@ -533,7 +547,7 @@ class Engine:
             self.reserve(slots)
             for held in range(0, min(tokens, slots), CHUNKS[0]):
                 chunks = chunk_sizes(held)
-                needs = {(size, caches.slots_for(sum(chunks)), self.slots) for size in chunks} or {self.slots}
+                needs = {(size, caches.slots_for(sum(chunks)), self.slots) for size in chunks} or {(0, 0, self.slots)}
                 if caches.slots_for(sum(chunks) or 1) <= slots and not needs <= prefills:
                     prefills |= needs
                     # A row with no tokens left to emit stays empty.

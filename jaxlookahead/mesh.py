@@ -21,8 +21,9 @@ def mesh_of(params: Params) -> Mesh | None:
     """The mesh of several devices that the parameters lie on, None on a single device."""
     for leaf in jax.tree.leaves(params):
         sharding = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-            return sharding.mesh
+        mesh = sharding.mesh if isinstance(sharding, NamedSharding) else None
+        if isinstance(mesh, Mesh) and mesh.size > 1:
+            return mesh
     return None
 
 

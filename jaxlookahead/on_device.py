@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -15,10 +15,11 @@ from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.rule import sampling_rule
 from jaxlookahead.step import greedy_rule, prefill, verify
+from jaxlookahead.struct import struct
 from jaxlookahead.tree import NO_PARENT, ROOT, DraftTree
 
 
-@chex.dataclass(frozen=True)
+@struct
 class OnDeviceGeneration:
     """What `generate` returns. `M` is `max_new_tokens`; entries past `counts` are `NO_TOKEN`, False and 0."""
 
@@ -193,9 +194,10 @@ def generate(
     progress = Progress(remaining=remaining.astype(jnp.int32), tail=jnp.full((batch, 1), NO_TOKEN, jnp.int32))
     held = prompt_lengths - 1
     *_, out = lax.while_loop(going, step, (cache, held, history, progress, out))
-    return out.replace(
+    return dataclasses.replace(
+        out,
         **{
             name: jax.tree.map(lambda x: x[:, :max_new_tokens], getattr(out, name))
             for name in ("tokens", "from_draft", "margins", "scores")
-        }
+        },
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 
@@ -13,6 +12,7 @@ from jaxlookahead import accept
 from jaxlookahead import cache as caches
 from jaxlookahead.accept import NO_TOKEN, Decision, Progress, StopRules, Walk
 from jaxlookahead.models.protocol import Cache, Model, Params
+from jaxlookahead.struct import struct
 from jaxlookahead.tree import DraftTree, ancestor_mask, depths
 
 # From the logits [B, N, V] of a tree to the arguments `decide`, `context` and `advance` of `accept.walk`.
@@ -27,7 +27,7 @@ def greedy_rule(logits: jax.Array) -> tuple[Callable[[Any, jax.Array], Decision]
     return accept.greedy(logits), None, None
 
 
-@chex.dataclass(frozen=True)
+@struct
 class Verified:
     """The outcome of a step."""
 

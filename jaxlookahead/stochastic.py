@@ -13,7 +13,7 @@ All functions are pure and work on one node; `jax.vmap` them over rows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +107,7 @@ def verify_children(
     vocabulary = jnp.arange(size)
     p, q = p.astype(jnp.float32), q.astype(jnp.float32)
 
-    def visit(carry: tuple[jax.Array, ...], child: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], None]:
+    def visit(carry: tuple[Any, ...], child: tuple[jax.Array, ...]) -> tuple[tuple[Any, ...], None]:
         p, q, verdict_token, verdict_child = carry
         index, token, drawn, u = child
         here = vocabulary == token
@@ -120,8 +120,13 @@ def verify_children(
         verdict = jnp.where(passed, token, verdict_token), jnp.where(passed, index, verdict_child)
         return (p, q, *verdict), None
 
-    start = (p, q, jnp.int32(-1), jnp.int32(-1))
-    children = (jnp.arange(count, dtype=jnp.int32), tokens.astype(jnp.int32), sampled, uniform(key, count))
+    start: tuple[Any, ...] = (p, q, jnp.int32(-1), jnp.int32(-1))
+    children: tuple[jax.Array, ...] = (
+        jnp.arange(count, dtype=jnp.int32),
+        tokens.astype(jnp.int32),
+        sampled,
+        uniform(key, count),
+    )
     (p, _, token, child), _ = lax.scan(visit, start, children)
     return Verdict(jnp.where(child < 0, _draw(p, gumbel(key, size, offset=count)), token), child)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxlookahead.drafters.protocol import Draft
+from jaxlookahead.struct import struct
 
 NO_PARENT = -1
 ROOT = 0
 
 
-@chex.dataclass(frozen=True)
+@struct
 class DraftTree:
     """A batch of draft trees, `N` nodes wide.
 
@@ -88,9 +88,9 @@ def normalize(draft: Draft, *, budget: int, max_depth: int, vocab_size: int) -> 
     )
     place: dict[int, tuple[int, int]] = {-1: (-1, 0)}  # old index -> new index, depth
     children: dict[tuple[int, int], tuple[int, int]] = {}
-    waiting = range(size)
+    waiting: Sequence[int] = range(size)
     while waiting:
-        later = []
+        later: list[int] = []
         for i in waiting:
             parent = int(parents[i])
             if parent not in place:

@@ -72,7 +72,7 @@ def from_gemma(module: Any) -> GemmaModel:
     Raises:
       TypeError: not a transformer with the package's configuration and cache.
     """
-    config = getattr(module, "config", None)
+    config: Any = getattr(module, "config", None)
     lacking = [name for name in ("num_embed", "num_layers", "num_kv_heads", "head_dim") if not hasattr(config, name)]
     if lacking or not hasattr(module, "dtype"):
         raise TypeError(

@@ -62,7 +62,7 @@ class HfFlaxSeq2Seq:
         """Encodes one input a row, or one for all rows, and returns the decoder's parameters."""
         longest = max(map(len, inputs))
         size = next((size for size in INPUT_SIZES if size >= longest), longest)
-        if self._bart:
+        if self._bart and self.max_length is not None:
             size = max(min(size, self.flax_model.config.max_position_embeddings), longest)
         tokens, mask = np.zeros((2, len(inputs), size), np.int32)
         for row, seen, ids in zip(tokens, mask, inputs, strict=True):
@@ -80,7 +80,7 @@ class HfFlaxSeq2Seq:
         start: jax.Array,
     ) -> tuple[jax.Array, Cache]:
         """See `Model`; as in `adapters.hf_flax`, rows are mapped over, and the modules' own masks replaced."""
-        if self._bart:
+        if self._bart and self.max_length is not None:
             # Padding may lie beyond the table of positions, which gives NaN there.
             positions = jnp.minimum(positions, self.max_length - 1)
         held = {name: jnp.broadcast_to(x, (len(tokens), *x.shape[1:])) for name, x in params["inputs"].items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -20,7 +22,7 @@ _INDEX = "end_index"
 class _Contract(nnx.Module):
     """The contract's signature around a tunix model, whose cache holds one write index for all rows."""
 
-    def __init__(self, module: nnx.Module):
+    def __init__(self, module: Any):
         self.module = module
         self.max_length = None
 
@@ -44,7 +46,7 @@ class _Contract(nnx.Module):
         return logits, {name: {k: v for k, v in layer.items() if k != _INDEX} for name, layer in cache.items()}
 
 
-def from_tunix(module: nnx.Module) -> tuple[NnxModel, Params]:
+def from_tunix(module: Any) -> tuple[NnxModel, Params]:
     """Splits a tunix model into a `Model` and its parameters.
 
     The model is equal for modules of the same configuration, so after an update of the weights call it again: nothing

@@ -22,7 +22,7 @@ from jaxlookahead.rollout import Rollout, rollout
 from jaxlookahead.sampling.params import Sampling
 
 
-class LookaheadRollout(base_rollout.BaseRollout):
+class LookaheadRollout(base_rollout.BaseRollout):  # type: ignore[misc, unused-ignore]
     """A rollout engine for `ClusterConfig(rollout_engine=LookaheadRollout, ...)`.
 
     For options use `functools.partial(LookaheadRollout, rows=32)`. As in tunix's own engine `top_p=None` is greedy and
@@ -161,7 +161,7 @@ class LookaheadRollout(base_rollout.BaseRollout):
         Raises:
           ValueError: an array that the model has no place for.
         """
-        old = nnx.to_pure_dict(nnx.state(self._model, *(filter_types or ())))
+        old = nnx.to_pure_dict(nnx.state(self._model, filter_types or True))
         new = nnx.to_pure_dict(params) if isinstance(params, nnx.State) else params
         held, given = (rl_utils.to_flat_dict(tree)[0] for tree in (old, new))
         unknown = sorted(".".join(map(str, path)) for path in given.keys() - held.keys())

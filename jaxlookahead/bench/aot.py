@@ -119,7 +119,7 @@ def measure(
     everywhere = SingleDeviceSharding(found[0]) if mesh is None else NamedSharding(mesh, PartitionSpec())
     for name in models:
         model, params = abstract_model(name, layers=layers)
-        calls = compiled(model, "tpu", mesh)
+        calls: Any = compiled(model, "tpu", mesh)
         state = _at(jax.eval_shape(lambda calls=calls: calls.start(rows, slots, (1, 1, 1), False)), everywhere)
         cache = _at(jax.eval_shape(lambda calls=calls: calls.allocate(rows, slots)), everywhere)
         if mesh is not None:

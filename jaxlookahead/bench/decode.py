@@ -7,7 +7,7 @@ import dataclasses
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ def measure(
     requests: Sequence[Request],
     methods: Sequence[Method],
     *,
-    warm: dict[str, Sequence[Sequence[int]]] | None = None,
+    warm: Mapping[str, Sequence[Sequence[int]]] | None = None,
     rows: int = 1,
     repeats: int = 1,
     width: int | None = None,
@@ -161,7 +161,7 @@ def measure(
     def decode_by_peer(batch: Sequence[Request], peer: Peer) -> tuple[Run, list[Response]]:
         start = time.perf_counter()
         responses = [peer(request.prompt, request.max_new_tokens) for request in batch]
-        return Run(sum(response.count for response in responses), seconds=time.perf_counter() - start), responses
+        return Run(sum(response.size for response in responses), seconds=time.perf_counter() - start), responses
 
     for measured in range(-1, repeats):
         for task in tasks:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +36,7 @@ def settings(vocab_size: int) -> dict[str, Sampling]:
     """Temperature 0.7 and 1.0 alone, with each filter and processor, and with all of them."""
     rng = np.random.default_rng(0)
     bias = dict(zip(rng.integers(0, vocab_size, 8).tolist(), rng.normal(0, 5, 8).tolist(), strict=True))
-    options = {
+    options: dict[str, dict[str, Any]] = {
         "alone": {},
         "top-p 0.9": {"top_p": 0.9},
         "top-k 50": {"top_k": 50},
@@ -209,7 +211,7 @@ def compare(
         count = len(cases) if count is None else min(count, len(cases))
         return np.linspace(0, len(cases) - 1, count).astype(int)
 
-    found = []
+    found: list[Comparison] = []
 
     def check(name: str, which: np.ndarray, decoded: Callable[[], list[Output]]) -> None:
         comparison = Comparison(name)
@@ -236,7 +238,7 @@ def compare(
     few = spaced(nonsense)
     for attack in attacks:
         drafter = AdversarialDrafter(attack, model.vocab_size)
-        check(f"{attack} drafts", few, lambda drafter=drafter: decode([cases[i] for i in few], drafter))
+        check(f"{attack} drafts", few, functools.partial(decode, [cases[i] for i in few], drafter))
     shuffled = order[: len(spaced(alone))]
     check("plain, other neighbours", shuffled, lambda: decode([cases[i] for i in shuffled], None))
     ones = [cases[i] for i in spaced(alone)]

@@ -140,8 +140,8 @@ class Program:
             return update.size * (update.main + x.arrays[0].main)
         if x.opcode in _PARTIAL:
             return x.arrays[0].size * (operands[0][0].main + x.arrays[0].main)
-        read = [sum(a.size for a in arrays if a.main) for arrays in operands]
-        written = [a.size if a.main else 0 for a in x.arrays]
+        read: list[float] = [sum(a.size for a in arrays if a.main) for arrays in operands]
+        written: list[float] = [a.size if a.main else 0 for a in x.arrays]
         if x.opcode == "fusion":
             inner = self.computations[x.called[0]]
             read = [min(r, self._read(inner, i)) for i, r in enumerate(read)]
@@ -185,7 +185,7 @@ def _updated(inner: dict[str, Instruction], arrays: Sequence[Array]) -> list[flo
     roots = [inner[name] for name in root.operands] if root.opcode == "tuple" else [root]
     if len(roots) != len(arrays):
         return [a.size for a in arrays]
-    sizes = []
+    sizes: list[float] = []
     for x, array in zip(roots, arrays, strict=True):
         while x.opcode == "bitcast":
             x = inner[x.operands[0]]
@@ -217,5 +217,5 @@ def _closing(text: str, start: int) -> int:
 def _arrays(text: str) -> Iterator[Array]:
     for kind, sizes, layout in _ARRAY.findall(text):
         shape = tuple(int(size) for size in sizes.split(",") if size)
-        bits = _BITS.get(kind) or int(re.search(r"\d+", kind).group()) if kind not in ("token", "opaque") else 0
+        bits = _BITS.get(kind, 0) or int("0" + "".join(filter(str.isdigit, kind)))
         yield Array(shape, math.prod(shape) * bits // 8, "S(" not in layout)

@@ -107,7 +107,7 @@ class Recorder:
             self._processor_begin = time.thread_time()
             return result
 
-        Engine.dispatch, Engine.collect = timed_dispatch, timed_collect  # type: ignore[method-assign]
+        Engine.dispatch, Engine.collect = timed_dispatch, timed_collect  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
@@ -183,7 +183,7 @@ def measure(
       warm: responses that the trie holds beforehand.
       progress: called with a line of text now and then.
     """
-    options = {"rows": rows, "width": width, "adapt": False, "max_new_tokens": max_new_tokens}
+    options: dict[str, Any] = {"rows": rows, "width": width, "adapt": False, "max_new_tokens": max_new_tokens}
     recorder = Recorder()
     for measured in (False, True):
         recorder = Recorder()

@@ -16,7 +16,7 @@ PEERS = ("transformers", "xllamacpp")
 class Response(NamedTuple):
     """What a peer decoded: how many tokens, and their ids where it tells them."""
 
-    count: int
+    size: int
     tokens: list[int] | None
 
 

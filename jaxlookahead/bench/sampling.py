@@ -8,6 +8,7 @@ alike.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 
@@ -43,7 +44,7 @@ SETTINGS = {
 }
 
 
-def _walk(decisions: int, length: int) -> tuple[Callable, Callable]:
+def _walk(decisions: int, length: int) -> tuple[Callable[..., Decision], Callable[..., Decision]]:
     """Returns compiled loops over `decisions` tokens: with settings, and a plain argmax.
 
     Both return all that a decision holds, or the compiler would drop the log-probabilities.
@@ -95,10 +96,10 @@ def measure(
     logits = jnp.asarray(rng.normal(size=(batch, vocab_size)) * 3, jnp.float32)
     history = jnp.asarray(rng.integers(0, vocab_size, (batch, slots)), jnp.int32)
     with_settings, plain = _walk(decisions, slots - decisions)
-    calls = {"argmax": lambda: plain(logits)}
+    calls = {"argmax": functools.partial(plain, logits)}
     for name, sampling in SETTINGS.items():
         arrays = jax.device_put(pack([sampling] * batch, requests=range(batch), vocab_size=vocab_size))
-        calls[name] = lambda arrays=arrays: with_settings(arrays, history, logits)
+        calls[name] = functools.partial(with_settings, arrays, history, logits)
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
         jax.block_until_ready(call())

@@ -22,7 +22,7 @@ from jax import lax
 from jaxlookahead import cache as caches
 from jaxlookahead.drafters.guesses import GuessPool
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
-from jaxlookahead.drafters.protocol import Draft, Drafter
+from jaxlookahead.drafters.protocol import Draft, Drafter, TopkDrafter
 from jaxlookahead.drafters.trie import TrieDrafter
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.replay.run import walk
@@ -70,7 +70,8 @@ def _compiled(model: Model) -> tuple[Any, Any, Any]:
         logits, cache = model.forward(params, tokens, positions, mask, cache, start)
         return lax.top_k(logits[0], TOPK)[1], cache
 
-    return tuple(jax.jit(function, donate_argnums=1) for function in (fill, read, score))
+    jit = functools.partial(jax.jit, donate_argnums=1)
+    return jit(fill), jit(read), jit(score)
 
 
 Ask = tuple[int, Draft, Sequence[int]]
@@ -173,7 +174,7 @@ def calls_of(
     Returns:
       the number of steps.
     """
-    wants_topk = getattr(drafter, "wants_topk", 0)
+    wants_topk = drafter.wants_topk if isinstance(drafter, TopkDrafter) else 0
     drafter.begin(request, prompt)
     done = calls = 0
     newest = prompt[-1]
@@ -184,7 +185,7 @@ def calls_of(
             found = drafter.draft(request, width - 1, depth)
             draft = normalize(found, budget=width - 1, max_depth=depth, vocab_size=vocab_size)
         accepted = walk(draft, response, done)
-        if wants_topk:
+        if isinstance(drafter, TopkDrafter) and wants_topk:
             rows = yield done, draft, accepted
             drafter.observe_topk(request, [newest, *draft.tokens], [row[:wants_topk] for row in rows])
         drafter.verified(request, draft, accepted)

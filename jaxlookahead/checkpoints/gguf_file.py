@@ -74,7 +74,9 @@ class GGUFFile:
     def close(self) -> None:
         self._file.close()
 
-    def read(self, name: str, dtype: Any = np.float32, *, order: Sequence[int] | None = None) -> np.ndarray:
+    def read(
+        self, name: str, dtype: Any = np.float32, *, order: Sequence[int] | np.ndarray | None = None
+    ) -> np.ndarray:
         """Reads one tensor, dequantized; a few rows at a time, so that nothing but the result is held.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +26,7 @@ def exclusive(path: Path) -> Iterator[bool]:
 
 
 def _acquire(file: IO[bytes]) -> bool:
-    if os.name == "nt":
+    if sys.platform == "win32":
         import msvcrt
 
         while True:
@@ -45,7 +45,7 @@ def _acquire(file: IO[bytes]) -> bool:
 
 
 def _release(file: IO[bytes]) -> None:
-    if os.name == "nt":
+    if sys.platform == "win32":
         import msvcrt
 
         file.seek(0)

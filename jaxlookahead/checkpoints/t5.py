@@ -29,15 +29,15 @@ def build(
     """
     from flax import nnx
 
-    tensors = dict(tensors)
+    held = dict(tensors)
     read = T5Config.from_hf(config, dtype=jnp.dtype(dtype).name)
     # Configurations of transformers 5 call both kinds tied.
-    model = T5Model(dataclasses.replace(read, tied=read.scaled or "lm_head.weight" not in tensors))
+    model = T5Model(dataclasses.replace(read, tied=read.scaled or "lm_head.weight" not in held))
     module = nnx.eval_shape(lambda: T5(model.config, rngs=nnx.Rngs(0)))
     shapes = nnx.to_pure_dict(nnx.state(module))
     wanted = {tuple(k.key for k in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)}
     found: dict[tuple[str, ...], jax.Array] = {}
-    for name, array in tensors.items():
+    for name, array in held.items():
         if name in _COPIES or (name == "lm_head.weight" and model.config.tied):
             continue
         path = _path(name)

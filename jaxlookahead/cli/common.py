@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxlookahead.checkpoints.load import DEFAULT_MODEL, Loaded, load
+from jaxlookahead.checkpoints.bundled import SMOLLM2
 from jaxlookahead.drafters.registry import DRAFTERS
+
+if TYPE_CHECKING:
+    from jaxlookahead.checkpoints.load import Loaded
+    from jaxlookahead.results import Output
 
 
 class UsageError(ValueError):
@@ -26,7 +31,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `load_model` reads."""
     parser.add_argument(
         "--model",
-        default=DEFAULT_MODEL,
+        default=SMOLLM2.name,
         help="GGUF file, Hugging Face directory, hub id, or %(default)s (the default; downloaded once, 98 MB)",
     )
     parser.add_argument(
@@ -79,6 +84,13 @@ def sampling(arguments: argparse.Namespace) -> Any:
         raise UsageError(str(error)) from None
 
 
+def load(source: str, *, dtype: str | None = None) -> Loaded:
+    """`jaxlookahead.load`, imported when it is needed: help and complaints about options come without jax."""
+    from jaxlookahead.checkpoints import load as checkpoints
+
+    return checkpoints.load(source, dtype=dtype)
+
+
 def load_model(arguments: argparse.Namespace) -> Loaded:
     """Loads `--model`; it must have a tokenizer."""
     print(f"loading {arguments.model} ...", file=sys.stderr)
@@ -86,3 +98,12 @@ def load_model(arguments: argparse.Namespace) -> Loaded:
     if loaded.tokenizer is None:
         raise ValueError(f"--model {arguments.model} has no tokenizer")
     return loaded
+
+
+def without_end(output: Output) -> Output:
+    """A response without the token that ended it: an `<|im_end|>` is no part of the text."""
+    if output.finish_reason != "eos":
+        return output
+    return dataclasses.replace(
+        output, tokens=output.tokens[:-1], from_draft=output.from_draft[:-1], sources=output.sources[:-1]
+    )

@@ -158,7 +158,7 @@ def _print_response(name: str, loaded: Any, ids: list[int], output: Any) -> None
 
     console = Console()
     console.print(Rule(name))
-    console.print(show.coloured(output, loaded.tokenizer), soft_wrap=True)
+    console.print(show.coloured(common.without_end(output), loaded.tokenizer), soft_wrap=True)
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -80,7 +80,7 @@ def _whole(
             }
             print(json.dumps(row))
         else:
-            console.print(show.coloured(output, loaded.tokenizer), soft_wrap=True)
+            console.print(show.coloured(common.without_end(output), loaded.tokenizer), soft_wrap=True)
     stats = result.stats
     print(
         f"{stats.tokens} tokens, {stats.tokens_per_call:.2f} per call; seconds: prefill {stats.prefill_seconds:.2f}, "
@@ -117,7 +117,8 @@ def _stream(
             print(json.dumps(row), flush=True)
             continue
         text = Text()
-        for token, drafted in zip(chunk.tokens.tolist(), chunk.from_draft, strict=True):
+        ends = chunk.finish_reason == "eos"
+        for token, drafted in zip(chunk.tokens.tolist()[: -1 if ends else None], chunk.from_draft, strict=not ends):
             text.append(show.printable(detokenizer.add(token)), "bold green" if drafted else "")
         if chunk.finish_reason is not None:
             text.append(show.printable(detokenizer.finish()) + "\n")

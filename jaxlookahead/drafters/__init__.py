@@ -1,7 +1,7 @@
 """Sources of draft trees. All run on the host, in plain Python and numpy."""
 
 from jaxlookahead.drafters.guesses import GuessPool
-from jaxlookahead.drafters.persistence import TrieFileError, tokenizer_fingerprint
+from jaxlookahead.drafters.persistence import tokenizer_fingerprint
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
 from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
 from jaxlookahead.drafters.sources import (
@@ -11,6 +11,7 @@ from jaxlookahead.drafters.sources import (
     Source,
     SuccessorTable,
 )
+from jaxlookahead.drafters.stored_index import TrieFileError
 from jaxlookahead.drafters.trie import TrieDrafter
 
 __all__ = [

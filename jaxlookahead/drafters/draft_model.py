@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -64,7 +64,7 @@ def _compiled(model: Model, mesh: Mesh | None, depth: int, children: int, mode: 
         counts, lengths, tokens = packed[:, 0], packed[:, 1], packed[:, 3:]
         logits, cache = score(params, cache, lengths, tokens)
         # Entries past `counts` are overwritten before anything reads them.
-        put = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
+        put: Callable[..., jax.Array] = jax.vmap(lambda row, new, at: lax.dynamic_update_slice(row, new, (at,)))
         last = jnp.maximum(counts - 1, 0)[:, None, None]
         return cache, put(history, tokens, lengths), jnp.take_along_axis(logits, last, axis=1)[:, 0]
 
@@ -179,7 +179,7 @@ class DraftModel(DrafterBase):
         self._requests: dict[Hashable, _Request] = {}
         self._drafts: dict[Hashable, np.ndarray] = {}
         self._rows = self._slots = 0
-        self._device: tuple[Cache, jax.Array] | None = None
+        self._device: tuple[Cache, jax.Array] = (None, jnp.zeros((0, 0), jnp.int32))
         self._arrays: SamplingArrays | None = None
         self._q: jax.Array | None = None
 
@@ -214,7 +214,8 @@ class DraftModel(DrafterBase):
             return Draft()
         if request not in self._drafts:
             self._draft_all()
-        draft = Draft(sources=[])
+        sources: list[str] = []
+        draft = Draft(sources=sources)
         tokens = self._drafts[request][: min(max_depth, budget)]
         # The chain first, then the runners-up of every depth: the order in which siblings were drawn.
         for rank in range(self._children):
@@ -222,7 +223,7 @@ class DraftModel(DrafterBase):
                 if len(draft) < budget:
                     draft.tokens.append(token)
                     draft.parents.append(depth - 1)
-                    draft.sources.append("draft_model")
+                    sources.append("draft_model")
         return draft
 
     def proposal(self, requests: Sequence[Hashable | None]) -> Proposal:
@@ -232,9 +233,9 @@ class DraftModel(DrafterBase):
             q = jnp.zeros((1, self._depth, self.vocab_size), jnp.float32)
         # A row without a draft may point anywhere.
         rows = [self._requests[request].row if request in self._drafts else 0 for request in requests]
-        return Proposal(
-            q=q, rows=np.array(rows, np.int32), lenience=np.float32(self._lenience), children=self._children
-        )
+        places: Any = np.array(rows, np.int32)
+        lenience: Any = np.float32(self._lenience)
+        return Proposal(q=q, rows=places, lenience=lenience, children=self._children)
 
     def _draft_all(self) -> None:
         """Reads what is new in every row, then drafts for all of them."""
@@ -291,13 +292,13 @@ class DraftModel(DrafterBase):
 def _known(sampling: Sampling, vocab_size: int) -> Sampling:
     """The settings without the token ids that a vocabulary lacks."""
 
-    def some(tokens: Sequence[int]) -> list[int]:
-        return [token for token in tokens if token < vocab_size]
+    def some(tokens: Iterable[int]) -> tuple[int, ...]:
+        return tuple(token for token in tokens if token < vocab_size)
 
     return dataclasses.replace(
         sampling,
         logit_bias={token: sampling.logit_bias[token] for token in some(sampling.logit_bias)},
         banned_tokens=some(sampling.banned_tokens),
-        banned_sequences=[x for x in sampling.banned_sequences if len(some(x)) == len(x)],
+        banned_sequences=tuple(x for x in sampling.banned_sequences if len(some(x)) == len(x)),
         forced_tokens={i: token for i, token in sampling.forced_tokens.items() if token < vocab_size},
     )

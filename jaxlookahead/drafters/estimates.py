@@ -187,13 +187,15 @@ def sticks(texts: Texts, place: Place) -> Iterator[Stick]:
     own = _source_sticks(texts, 0, place[:3])
     shared = _source_sticks(texts, 1, place[3:])
     mine, theirs = next(own, None), next(shared, None)
-    while mine is not None or theirs is not None:
-        if theirs is None or (mine is not None and mine[0] >= theirs[0]):
+    while True:
+        if mine is not None and (theirs is None or mine[0] >= theirs[0]):
             yield mine[1]
             mine = next(own, None)
-        else:
+        elif theirs is not None:
             yield theirs[1]
             theirs = next(shared, None)
+        else:
+            return
 
 
 def _context_bucket(source: int, depth: int, count: int, top: int) -> int:

@@ -82,6 +82,7 @@ class Memory:
     """
 
     def __init__(self, depth: int, max_nodes: int) -> None:
+        self.max_nodes = max_nodes
         self.index = SuffixIndex(depth, max_nodes=max_nodes, shards=SHARDS)
         self.documents: dict[int, Document] = {}
         self.roots: dict[Hashable | None, int] = {}
@@ -97,7 +98,7 @@ class Memory:
         """The root of a namespace, opened where there is none."""
         root = self.roots.get(namespace)
         if root is None:
-            if len(self.roots) >= max(self.index.max_nodes // 64, 2):
+            if len(self.roots) >= max(self.max_nodes // 64, 2):
                 self._drop_idle_namespace()
             root = self.roots[namespace] = self.index.new_root()
         return root

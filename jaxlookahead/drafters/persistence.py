@@ -107,7 +107,7 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
         "rank": ranks[order],
         "spans": np.array(spans, np.int64).reshape(-1),
     }
-    calibrations = []
+    calibrations: list[dict[str, Any]] = []
     for namespace, calibration in memory.calibrations.items():
         if namespace in names:
             i = len(calibrations)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from jaxlookahead.sampling.params import Sampling
+    from jaxlookahead.stochastic_rule import Proposal
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,6 +65,48 @@ class Drafter(Protocol):
 
     def idle(self) -> None:
         """Called while the device works on a step: the place for work that need not finish before the next draft."""
+
+
+@runtime_checkable
+class SamplingDrafter(Drafter, Protocol):
+    """A drafter that wants to know how its requests choose their tokens."""
+
+    def begin_sampling(self, request: Hashable, sampling: Sampling, request_id: int) -> None:
+        """Called after the `begin` of a request that samples; `request_id` is the `r` of its noise."""
+
+
+@runtime_checkable
+class TopkDrafter(Drafter, Protocol):
+    """A drafter that learns from what the model finds likely.
+
+    Attributes:
+      wants_topk: how many tokens; 0 for none.
+    """
+
+    @property
+    def wants_topk(self) -> int: ...
+
+    def observe_topk(self, request: Hashable, tokens: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
+        """Tells the model's likeliest next tokens, likeliest first, after each of the verified `tokens`."""
+
+
+@runtime_checkable
+class StochasticDrafter(Drafter, Protocol):
+    """A drafter that may draw its drafts by chance, to be accepted by chance.
+
+    Attributes:
+      stochastic: whether it does.
+      vocab_size: `V` of the distributions it draws from; must be the model's.
+    """
+
+    @property
+    def stochastic(self) -> bool: ...
+
+    @property
+    def vocab_size(self) -> int | None: ...
+
+    def proposal(self, requests: Sequence[Hashable | None]) -> Proposal:
+        """What the latest drafts of the requests, one for each row of a step, were drawn from."""
 
 
 class DrafterBase:

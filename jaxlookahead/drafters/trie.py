@@ -282,8 +282,7 @@ class TrieDrafter(DrafterBase):
           TrieFileError: the file is not one, is damaged, or was made for another vocabulary, tokenizer or
             depth; nothing has changed then.
         """
-        limits = (self.memory.index.max_nodes, self.depth, self.vocab_size, self.tokenizer_fingerprint)
-        loaded = unpack(path, *limits)
+        loaded = unpack(path, self.memory.max_nodes, self.depth, self.vocab_size, self.tokenizer_fingerprint)
         with self._settled():
             self.memory.replace(loaded)
 

@@ -105,7 +105,7 @@ class DecoderConfig:
     dtype: str = "float32"
     block: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_size",
                      "intermediate_size"):  # fmt: skip
             value = getattr(self, name)

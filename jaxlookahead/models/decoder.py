@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ class Attention(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c = self.config = config
-        common = {"block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
+        common: dict[str, Any] = {"block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
         # For each kv head its queries, its key and its value, in one product.
         fused = c.num_kv_heads * (c.queries_per_kv + 2) * c.head_size
         self.qkv = Projection(fused, c.hidden_size, bias=c.qkv_bias, **common)
@@ -64,13 +64,13 @@ class Attention(nnx.Module):
         c, (b, t, _) = self.config, x.shape
         qkv = self.qkv(x).reshape(b, t, c.num_kv_heads, c.queries_per_kv + 2, c.head_size)
         q, k, v = qkv[..., :-2, :], qkv[..., -2, :], qkv[..., -1, :]
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             whole = (b, t, -1)
             q, k = (
                 norm(x.reshape(whole) if c.qk_norm_whole else x).reshape(x.shape)
                 for norm, x in ((self.q_norm, q), (self.k_norm, k))
             )
-        if view.cos is not None:
+        if view.cos is not None and view.sin is not None:
             q, k = (
                 rotate(q, view.cos[:, :, None, None], view.sin[:, :, None, None]),
                 rotate(k, view.cos[:, :, None], view.sin[:, :, None]),
@@ -92,7 +92,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         c = config
-        common = {"bias": c.mlp_bias, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
+        common: dict[str, Any] = {"bias": c.mlp_bias, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
         self.activation, self.gated = c.activation, c.gated
         if c.gated:
             self.gate_up = Projection(2 * c.intermediate_size, c.hidden_size, **common)
@@ -126,7 +126,7 @@ class Layer(nnx.Module):
         """See `Attention`."""
         mixed, cache = self.attention(self._before(x, self.attention_norm), view, cache)
         if self.order == "parallel":
-            return x + mixed + self.mlp(self.mlp_norm(x)), cache
+            return x + mixed + self.mlp(self._before(x, self.mlp_norm)), cache
         x = self._add(x, mixed, self.attention_norm, self.attention_post_norm)
         return self._add(x, self.mlp(self._before(x, self.mlp_norm)), self.mlp_norm, self.mlp_post_norm), cache
 
@@ -154,9 +154,9 @@ class Decoder(nnx.Module):
         for i in range(c.num_layers):
             setattr(self, f"layer_{i}", Layer(c, i, rngs=rngs))
         self.norm = _norm(c) if c.final_norm else None
-        table = {"block": 0, "dtype": c.dtype, "rngs": rngs}
+        table: dict[str, Any] = {"block": 0, "dtype": c.dtype, "rngs": rngs}
         self.positions = Embedding(c.learned_positions, c.hidden_size, **table) if c.learned_positions else None
-        common = {"bias": False, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
+        common: dict[str, Any] = {"bias": False, "block": c.block or 0, "dtype": c.dtype, "rngs": rngs}
         narrow = c.embed_width != c.hidden_size
         self.project_in = Projection(c.hidden_size, c.embed_width, **common) if narrow else None
         self.project_out = Projection(c.embed_width, c.hidden_size, **common) if narrow else None

@@ -25,7 +25,7 @@ class Experts(nnx.Module):
         c = self.config = config
         self.router = Projection(c.num_experts, c.hidden_size, bias=False, block=0, dtype=c.dtype, rngs=rngs)
 
-        def weight(out: int, into: int) -> nnx.Param:
+        def weight(out: int, into: int) -> nnx.Param[jax.Array]:
             draw = jax.random.normal(rngs.params(), (c.num_experts, out, into)) * into**-0.5
             return nnx.Param(draw.astype(c.dtype))
 

@@ -241,9 +241,9 @@ class Family:
     by_head: bool = False
     transposed: bool = False
 
-    def name(self, module: str) -> str | None:
-        """The checkpoint's name of a module, or None where the family has none of that kind."""
-        return self.names.get(module, LLAMA_NAMES.get(module))
+    def name(self, module: str) -> str:
+        """The checkpoint's name of a module, empty where the family has none of that kind."""
+        return self.names.get(module, LLAMA_NAMES.get(module, ""))
 
 
 _CAUSAL = {"use_bidirectional_attention": (None, False)}

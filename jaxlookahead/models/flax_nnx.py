@@ -24,13 +24,14 @@ class NnxModel:
       max_length: the most positions, or None.
     """
 
-    graphdef: nnx.GraphDef
+    graphdef: nnx.GraphDef[Any]
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     treedef: Any
     vocab_size: int
     max_length: int | None
+    _hash: int = dataclasses.field(init=False, repr=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # The graph is long and a jitted call hashes its static arguments every time.
         key = (self.treedef, self.shapes, self.vocab_size, self.max_length)
         try:
@@ -71,7 +72,7 @@ class NnxModel:
         return nnx.merge(self.graphdef, params)(tokens, positions, mask, cache, start)
 
 
-def from_nnx(module: nnx.Module) -> tuple[NnxModel, Params]:
+def from_nnx(module: Any) -> tuple[NnxModel, Params]:
     """Splits a module into a `Model` and its parameters.
 
     Args:

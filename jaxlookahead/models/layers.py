@@ -164,7 +164,7 @@ def part_sizes(out: int, block: int, at_once: int) -> list[int]:
     return [min(at_once, blocks - i) for i in range(0, blocks, at_once)]
 
 
-def _random(shape: tuple[int, ...], into: int, dtype: str, rngs: nnx.Rngs) -> nnx.Param:
+def _random(shape: tuple[int, ...], into: int, dtype: str, rngs: nnx.Rngs) -> nnx.Param[jax.Array]:
     return nnx.Param((jax.random.normal(rngs.params(), shape) * into**-0.5).astype(dtype))
 
 

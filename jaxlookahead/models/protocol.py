@@ -22,8 +22,13 @@ class Model(Protocol):
       max_length: the most positions the model can hold, or None where there is no limit.
     """
 
-    vocab_size: int
-    max_length: int | None
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_length(self) -> int | None: ...
+
+    def __hash__(self) -> int: ...
 
     def init_cache(self, batch: int, slots: int) -> Cache:
         """Allocates an empty cache: a pytree of arrays, each with one batch axis and one slot axis.

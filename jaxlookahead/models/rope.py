@@ -69,7 +69,7 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     truncate: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"rope kind {self.kind!r} is not supported; supported: {', '.join(KINDS)}")
         if self.kind != "default" and not self.factor >= 1:
@@ -137,6 +137,7 @@ def inverse_frequencies(rope: RopeConfig, size: int) -> tuple[np.ndarray, float]
 
 def _llama3_keep(rope: RopeConfig, plain: np.ndarray, size: int) -> np.ndarray:
     """Share of each frequency left unscaled, by wavelength, `[H / 2]`."""
+    assert rope.original_length is not None
     rotations = rope.original_length * plain / (2 * math.pi)
     span = rope.high_freq_factor - rope.low_freq_factor
     return np.clip((rotations - rope.low_freq_factor) / span, 0.0, 1.0)
@@ -144,9 +145,11 @@ def _llama3_keep(rope: RopeConfig, plain: np.ndarray, size: int) -> np.ndarray:
 
 def _yarn_keep(rope: RopeConfig, plain: np.ndarray, size: int) -> np.ndarray:
     """Share of each frequency left unscaled, by dimension, `[H / 2]`."""
+    trained = rope.original_length
+    assert trained is not None
 
     def dimension(rotations: float) -> float:
-        return size * math.log(rope.original_length / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return size * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:

@@ -114,7 +114,8 @@ def bucket(behind: jax.Array, *, both_ways: bool, buckets: int, max_distance: in
         first = jnp.where(behind < 0, rows, 0)
         distance = jnp.abs(behind)
     else:
-        rows, first, distance = buckets, 0, jnp.maximum(behind, 0)
+        rows, first = buckets, jnp.zeros_like(behind)
+        distance = jnp.maximum(behind, 0)
     exact = rows // 2
     far = jnp.log(jnp.maximum(distance, 1).astype(jnp.float32) / exact) / math.log(max_distance / exact)
     far = exact + (far * (rows - exact)).astype(jnp.int32)
@@ -126,7 +127,8 @@ class Attention(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         c = self.config = config
-        inner, common = c.num_heads * c.head_size, {"bias": False, "block": 0, "dtype": c.dtype, "rngs": rngs}
+        inner = c.num_heads * c.head_size
+        common: dict[str, Any] = {"bias": False, "block": 0, "dtype": c.dtype, "rngs": rngs}
         self.q, self.k, self.v = (Projection(inner, c.hidden_size, **common) for _ in range(3))
         self.o = Projection(c.hidden_size, inner, **common)
 
@@ -152,7 +154,7 @@ class FeedForward(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         c = self.config = config
-        common = {"bias": False, "block": 0, "dtype": c.dtype, "rngs": rngs}
+        common: dict[str, Any] = {"bias": False, "block": 0, "dtype": c.dtype, "rngs": rngs}
         self.gate = Projection(c.intermediate_size, c.hidden_size, **common) if c.gated else None
         self.up = Projection(c.intermediate_size, c.hidden_size, **common)
         self.down = Projection(c.hidden_size, c.intermediate_size, **common)
@@ -203,7 +205,7 @@ class T5(nnx.Module):
 
     def __init__(self, config: T5Config, *, rngs: nnx.Rngs):
         c = self.config = config
-        table = {"block": 0, "dtype": c.dtype, "rngs": rngs}
+        table: dict[str, Any] = {"block": 0, "dtype": c.dtype, "rngs": rngs}
         self.embed = Embedding(c.vocab_size, c.hidden_size, **table)
         self.encoder = Stack(c, decoder=False, rngs=rngs)
         self.decoder = Stack(c, decoder=True, rngs=rngs)

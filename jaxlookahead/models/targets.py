@@ -69,7 +69,7 @@ def full_name(config: DecoderConfig, name: str) -> str:
 def targets(config: DecoderConfig) -> dict[str, Target]:
     """Every tensor of a complete checkpoint, by name."""
     c, family, block = config, FAMILIES[config.family], config.block or 0
-    name, found = family.name, {}
+    name, found = family.name, dict[str, Target]()
     found[f"{name('embed')}.weight"] = _vocabulary(c, "embed", block if c.tied else 0)
     if c.learned_positions:
         shape = (c.learned_positions, c.hidden_size)
@@ -155,7 +155,7 @@ def _product(
 
 
 def _layer_targets(c: DecoderConfig, family: Family, index: int) -> dict[str, Target]:
-    layer, name, found = f"layer_{index}", family.name, {}
+    layer, name, found = f"layer_{index}", family.name, dict[str, Target]()
     before, after = c.norm_order != "after", c.norm_order in ("after", "both")
     for norm in ("attention_norm", "mlp_norm") if before else ():
         found |= _norm(c, name(norm), (layer, norm), c.hidden_size)
@@ -171,20 +171,20 @@ def _attention(c: DecoderConfig, family: Family, module: Path) -> dict[str, Targ
     group, size, name = c.queries_per_kv, c.head_size, family.name
     fused = c.num_kv_heads * (group + 2) * size
     # The parameter holds for each kv head its queries, its key and its value.
-    parts, done = {}, 0
+    parts, done = dict[str, list[Piece]](), 0
     for part, first, count in (("q", 0, group), ("k", group, 1), ("v", group + 1, 1)):
         rows = count * size
         starts = [(k * (group + 2) + first) * size for k in range(c.num_kv_heads)]
         parts[part] = [Piece((), k * rows, rows, start) for k, start in enumerate(starts)]
-    found = {}
-    if name("qkv") is None:
-        for part, pieces in parts.items():
-            found |= _product(c, name(part), (*module, "qkv"), fused, c.hidden_size, c.qkv_bias, pieces)
+    found: dict[str, Target] = {}
+    if not name("qkv"):
+        for part, some in parts.items():
+            found |= _product(c, name(part), (*module, "qkv"), fused, c.hidden_size, c.qkv_bias, some)
     else:
         pieces = []
-        for part in parts.values():
-            pieces += [dataclasses.replace(piece, source=piece.source + done) for piece in part]
-            done += sum(piece.rows for piece in part)
+        for some in parts.values():
+            pieces += [dataclasses.replace(piece, source=piece.source + done) for piece in some]
+            done += sum(piece.rows for piece in some)
         pieces = [Piece((), 0, fused)] if family.by_head else pieces
         common = (fused, c.hidden_size, c.qkv_bias, pieces, family.transposed)
         found |= _product(c, name("qkv"), (*module, "qkv"), *common)
@@ -203,7 +203,7 @@ def _mlp(c: DecoderConfig, family: Family, module: Path) -> dict[str, Target]:
         up = (ffn, into, c.mlp_bias, [Piece((), 0, ffn)], family.transposed)
         return found | _product(c, name("up"), (*module, "up"), *up)
     both = (2 * ffn, into, c.mlp_bias)
-    if name("gate_up") is not None:
+    if name("gate_up"):
         return found | _product(c, name("gate_up"), (*module, "gate_up"), *both, [Piece((), 0, 2 * ffn)])
     for part, start in (("gate", 0), ("up", ffn)):
         found |= _product(c, name(part), (*module, "gate_up"), *both, [Piece((), 0, ffn, start)])

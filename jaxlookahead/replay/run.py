@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 import time
@@ -195,16 +196,16 @@ def replay(
     insert: Any = getattr(drafter, "insert", None)
     if insert is not None:
         for document in varied(warm, fill if warm else 0):
-            result.time_insert(len(document), lambda document=document: insert(document))
+            result.time_insert(len(document), functools.partial(insert, document))
         for row in warm:
-            result.time_insert(len(row.response), lambda row=row: insert(row.response))
+            result.time_insert(len(row.response), functools.partial(insert, row.response))
     for row in rows:
         if row.split == "test":
             if isolated:
                 drafter = make_drafter()
             task = result.tasks.setdefault(row.task, TaskResult())
-            limits = {"budget": budget, "max_depth": max_depth, "remember": not isolated}
-            replay_row(drafter, row, task, result, **limits)
+            remember = not isolated
+            replay_row(drafter, row, task, result, budget=budget, max_depth=max_depth, remember=remember)
     stats: Any = getattr(drafter, "stats", None)
     if callable(stats):
         found = stats()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -160,28 +161,32 @@ def pack(
         forced_indices[row, : len(forced)] = list(forced)
         forced_tokens[row, : len(forced)] = list(forced.values())
 
-    def column(name: str, dtype: type) -> np.ndarray:
+    # Steps take numpy arrays where they take jax ones.
+    def host(array: np.ndarray) -> Any:
+        return array
+
+    def column(name: str, dtype: type) -> Any:
         return np.array([getattr(sampling, name) for sampling in samplings], dtype)
 
     seeds = np.array([sampling.seed for sampling in samplings], np.uint64)
     return SamplingArrays(
-        request=np.array(requests, np.int32),
-        seed=np.stack([seeds & np.uint64(2**32 - 1), seeds >> np.uint64(32)], axis=-1).astype(np.uint32),
+        request=host(np.array(requests, np.int32)),
+        seed=host(np.stack([seeds & np.uint64(2**32 - 1), seeds >> np.uint64(32)], axis=-1).astype(np.uint32)),
         temperature=column("temperature", np.float32),
         top_k=column("top_k", np.int32),
-        top_p_tail=(1 - column("top_p", np.float64)).astype(np.float32),
+        top_p_tail=host((1 - column("top_p", np.float64)).astype(np.float32)),
         min_p=column("min_p", np.float32),
         repetition_penalty=column("repetition_penalty", np.float32),
         presence_penalty=column("presence_penalty", np.float32),
         frequency_penalty=column("frequency_penalty", np.float32),
-        bias_tokens=bias_tokens,
-        bias_values=bias_values,
-        sequences=sequences,
-        sequence_lengths=sequence_lengths,
+        bias_tokens=host(bias_tokens),
+        bias_values=host(bias_values),
+        sequences=host(sequences),
+        sequence_lengths=host(sequence_lengths),
         no_repeat_ngram=column("no_repeat_ngram", np.int32),
         min_new_tokens=column("min_new_tokens", np.int32),
-        eos=eos,
-        forced_indices=forced_indices,
-        forced_tokens=forced_tokens,
+        eos=host(eos),
+        forced_indices=host(forced_indices),
+        forced_tokens=host(forced_tokens),
         vocab_size=vocab_size,
     )

@@ -20,6 +20,8 @@ import numpy as np
 class Constraint(Protocol):
     """Says which tokens may come next. Must be hashable: steps are compiled once per constraint object."""
 
+    def __hash__(self) -> int: ...
+
     def allowed(self, request: int, emitted: tuple[int, ...]) -> np.ndarray | None:
         """Returns a `[V]` bool mask of the tokens that may follow, or None where all may.
 
@@ -101,7 +103,7 @@ def constraint_mask(
       `[B, V]` bool.
     """
 
-    def ask(request, history, prompt_length, length) -> np.ndarray:
+    def ask(request: Any, history: Any, prompt_length: Any, length: Any) -> np.ndarray:
         masks = np.ones(shape, bool)
         history = np.asarray(history)
         for row, number in enumerate(np.asarray(request).tolist()):

@@ -13,7 +13,7 @@ import numpy as np
 _MIN_TEMPERATURE = 1e-4
 
 
-class FrozenMapping(Mapping):
+class FrozenMapping(Mapping[int, Any]):
     """A mapping from int that can be hashed and can't be written into."""
 
     __slots__ = ("_items",)
@@ -71,7 +71,7 @@ def _tokens(field: str, value: Any) -> tuple[int, ...]:
     return tuple(_integer(field, token, remedy) for token in value)
 
 
-def _token_mapping(field: str, value: Any, remedy: str) -> Mapping:
+def _token_mapping(field: str, value: Any, remedy: str) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise reject(field, value, remedy)
     return value

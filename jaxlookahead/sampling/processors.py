@@ -213,7 +213,12 @@ def apply_processors(
     logits = lax.cond(needs_history(arrays).any(), before, lambda logits: logits, logits)
     if constraint is not None:
         mask = constraint_mask(
-            constraint, arrays.request, context.history, context.prompt_length, context.length, logits.shape
+            constraint,
+            arrays.request,
+            context.history,
+            context.prompt_length,
+            context.length,
+            (logits.shape[0], logits.shape[1]),
         )
         logits = jnp.where(mask, logits, -jnp.inf)
     logits = when(arrays.forced_indices >= 0, _force, context, logits)

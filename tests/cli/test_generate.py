@@ -237,3 +237,15 @@ def test_a_model_that_gives_nan(cli, complaint, loaded):
     cli.loaded = dataclasses.replace(loaded, params=jax.tree.map(lambda x: x * float("nan"), loaded.params))
     result = cli("generate", "x", *SHORT)
     assert result.code == 1 and "NaN" in complaint(result)
+
+
+def test_the_token_that_ends_a_response_is_not_printed(cli, loaded):
+    (row,) = rows(cli("generate", "hello", "--json", *SHORT))
+    end = row["tokens"][5]
+    first = row["tokens"].index(end)
+    cli.loaded = dataclasses.replace(loaded, eos_ids=(end,))
+    (ended,) = rows(cli("generate", "hello", "--json", *SHORT))
+    assert ended["tokens"] == row["tokens"][: first + 1] and ended["finish_reason"] == "eos"
+    expected = loaded.tokenizer.decode(row["tokens"][:first])
+    for options in ((), ("--stream",)):
+        assert cli("generate", "hello", *options, *SHORT).out == expected + "\n"
