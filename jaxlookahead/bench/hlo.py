@@ -100,7 +100,7 @@ class Program:
 
         yield from walk(self.entry, 1)
 
-    def traffic(self) -> int:
+    def traffic(self) -> float:
         """Bytes read from and written to main memory. A loop of unknown length counts once."""
         return sum(times * self._bytes(x, body) for x, body, times in self.running())
 
@@ -126,7 +126,7 @@ class Program:
                     found.append(x)
         return found
 
-    def _bytes(self, x: Instruction, body: dict[str, Instruction]) -> int:
+    def _bytes(self, x: Instruction, body: dict[str, Instruction]) -> float:
         if x.opcode in _FREE or x.opcode.endswith("-done") or x.opcode in ("while", "call", "conditional"):
             return 0
         if x.opcode in ("copy-start", "slice-start"):
