@@ -13,6 +13,7 @@ _COMMON = """
 import functools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jaxlookahead.bench.hlo import Program
 from jaxlookahead import cache as caches, decoding, engine, on_device, tree
 from jaxlookahead.models.dummy import tiny_decoder
 from jaxlookahead.results import first_difference
@@ -20,7 +21,7 @@ from jaxlookahead.sampling import Sampling
 
 kind = AxisType[sys.argv[1]]
 mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind, kind))
-model, params = tiny_decoder(vocab_size=48)
+model, params = tiny_decoder(vocab_size=48, num_kv_heads=4)
 
 def place(x):
     axis = next(i for i in range(x.ndim) if x.shape[i] % 4 == 0)
@@ -40,6 +41,20 @@ for _ in range(2):
     assert all(first_difference(a, b) is None for a, b in zip(plain, drafted)), "tokens differ"
 twice = [key[1:] for key, count in engine.TRACES.items() if count > 1]
 assert not twice, twice
+"""
+
+_STEP = """
+calls = engine.compiled(model, "cpu", mesh)
+state = calls.start(2, 128, (1, 1, 1), False)
+keys = state.cache["layer_0"]["k"]
+assert keys.sharding.shard_shape(keys.shape) == (2, 1, *keys.shape[2:]), keys.sharding
+packed = tree.pack([1, 2], [tree.draft_from_paths([[3, 4], [5]])] * 2, 4)
+state, _ = calls.step(sharded, state, packed, None)
+assert state.cache["layer_0"]["k"].sharding == keys.sharding
+if kind == AxisType.Auto:
+    program = Program.parse(calls.step.lower(sharded, state, packed, None).compile().as_text())
+    found = program.collectives()
+    assert found and not [scope for _, scope in found if "/commit/" in scope], found
 """
 
 _COMMIT = """
@@ -78,7 +93,9 @@ assert (np.asarray(got.tokens) == np.asarray(wanted.tokens)).all()
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize(
-    "script", [_SAME_TOKENS, _COMMIT, _ON_DEVICE], ids=["B28_same_tokens", "no_collective_in_commit", "on_device"]
+    "script",
+    [_SAME_TOKENS, _STEP, _COMMIT, _ON_DEVICE],
+    ids=["B28_same_tokens", "cache_divided_by_heads", "no_collective_in_commit", "on_device"],
 )
 def test_eight_devices(script, kind):
     environment = {
