@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxlookahead.layout import as_it_lies
 from jaxlookahead.models.protocol import Cache, Model
 
 MIN_SLOTS = 256
@@ -138,6 +139,7 @@ def commit(cache: Cache, axes: tuple[Axes, ...], start: jax.Array, lengths: jax.
         in_axes = (axis.batch, axis.batch, 0)
         return jax.vmap(put_row, in_axes=in_axes, out_axes=axis.batch)(leaf, kept, lengths)
 
+    cache = jax.tree.map(as_it_lies, cache)
     # Fused with the write, the read would need a second cache.
     kept = lax.optimization_barrier(_map(take, axes, cache))
     return _map(put, axes, cache, kept)

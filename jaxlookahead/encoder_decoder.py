@@ -67,7 +67,7 @@ def generate(
     Up to `rows` inputs are encoded and decoded together; the next ones follow when all of them have ended.
 
     Args:
-      model: a `T5Model`.
+      model: a `T5Model`, or one of `adapters.hf_flax_seq2seq`.
       weights: its weights.
       inputs: token ids of each input, at least one, none of them empty.
 
@@ -106,7 +106,7 @@ def generate(
         part = decoding.generate(
             model,
             model.with_inputs(weights, [inputs[i] for i in chosen]),
-            [[model.config.start_token]] * len(chosen),
+            [[model.start_token]] * len(chosen),
             drafter=seen,
             rows=len(chosen),
             namespaces=list(chosen),

@@ -17,12 +17,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxlookahead import cache as caches
 from jaxlookahead.accept import NO_TOKEN, RUNNING, Progress, StopRules
 from jaxlookahead.drafters.protocol import Draft
-from jaxlookahead.mesh import REPLICATED, jit_on_mesh, mesh_of
+from jaxlookahead.layout import on_one_device
+from jaxlookahead.mesh import (
+    REPLICATED,
+    cache_specs,
+    checked_specs,
+    commit_on_mesh,
+    jit_on_mesh,
+    mesh_of,
+    with_whole_rows,
+)
 from jaxlookahead.models.protocol import Cache, Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.constraints import Constraint
@@ -111,7 +120,7 @@ def compiled(
     model: Model,
     platform: str,
     mesh: Mesh | None,
-    cache_specs: tuple[PartitionSpec, ...] | None = None,
+    chosen: tuple[PartitionSpec, ...] | None = None,
     processors: tuple[Processor, ...] = (),
     constraint: Constraint | None = None,
     topk: int = 0,
@@ -122,12 +131,18 @@ def compiled(
       model: the model.
       platform: see `platform_of`.
       mesh: see `mesh_of`.
-      cache_specs: how the leaves of the cache lie on the mesh, in the order of `jax.tree.leaves`; replicated without.
+      chosen: how the leaves of the cache lie on the mesh, in the order of `jax.tree.leaves`; without, as
+        `mesh.cache_specs` has it.
       processors: the user's own logits processors.
       constraint: a host callback that says which tokens are allowed.
       topk: how many of the likeliest next tokens of every node a step returns.
     """
     axes = caches.find_axes(model)
+    shapes = jax.eval_shape(lambda: model.init_cache(1, caches.MIN_SLOTS))
+    specs = (
+        cache_specs(shapes, axes, mesh) if chosen is None else jax.tree.unflatten(jax.tree.structure(shapes), chosen)
+    )
+    commit = commit_on_mesh(mesh, specs, axes)
 
     def trace(name: str, *bucket: Any) -> None:
         TRACES[(model, name, *bucket)] += 1
@@ -209,7 +224,18 @@ def compiled(
                 processors=processors,
                 constraint=constraint,
             )
-        done = verify(model, params, cache, lengths, tree, progress=state.progress, stops=state.stops, rule=rule)
+        with on_one_device(mesh is None):
+            done = verify(
+                model,
+                params,
+                cache,
+                lengths,
+                tree,
+                progress=state.progress,
+                stops=state.stops,
+                rule=rule,
+                commit=commit,
+            )
         walk = done.walk
         state = dataclasses.replace(state, lengths=done.lengths, progress=walk.progress)
         if state.history is not None:
@@ -283,15 +309,15 @@ def compiled(
         return caches.grow(cache, axes, slots)
 
     jit = functools.partial(jit_on_mesh, mesh=mesh)
-    specs, prefill_specs = _spec_trees(model, axes, cache_specs)
-    jit_cache, jit_prefill = functools.partial(jit, specs=specs), functools.partial(jit, specs=prefill_specs)
+    jit_cache = functools.partial(jit, specs=specs)
+    jit_prefill = functools.partial(jit, specs=with_whole_rows(specs, axes))
     jit_step = functools.partial(jit, specs=(specs, REPLICATED, REPLICATED), donate_argnums=(1, 2))
 
     def once(make: Callable[..., Any]) -> Callable[..., Any]:
         return _one_at_a_time(functools.cache(make))
 
     allocator = once(lambda *sizes: jit_cache(lambda: allocate(*sizes)))
-    prefill_allocator = once(lambda *sizes: jit_prefill(lambda: allocate(*sizes, "allocate_prefill")))
+    prefill_allocator = once(lambda *sizes: jit_prefill(lambda: allocate(*sizes, what="allocate_prefill")))
     starter = once(lambda *sizes: jit(lambda: start(*sizes)))
     grower = once(lambda slots: jit_cache(lambda cache: grow(cache, slots)))
     repeat = once(lambda steps: jit_step(functools.partial(plain, steps=steps)))
@@ -309,49 +335,12 @@ def compiled(
     )
 
 
-def _spec_trees(
-    model: Model, axes: tuple[caches.Axes, ...], specs: tuple[PartitionSpec, ...] | None
-) -> tuple[Any, Any]:
-    """How caches lie on the mesh, and those of prefill, whose few rows are not split."""
-    if specs is None:
-        return REPLICATED, REPLICATED
-    structure = jax.tree.structure(jax.eval_shape(lambda: model.init_cache(1, caches.MIN_SLOTS)))
-    whole_rows = [
-        PartitionSpec(*(None if i == axis.batch else entry for i, entry in enumerate(spec)))
-        for axis, spec in zip(axes, specs, strict=True)
-    ]
-    return jax.tree.unflatten(structure, specs), jax.tree.unflatten(structure, whole_rows)
-
-
 def platform_of(params: Params) -> str:
     """Where the parameters are: `cpu`, `gpu`, `tpu`."""
     for leaf in jax.tree.leaves(params):
         if isinstance(leaf, jax.Array):
             return next(iter(leaf.devices())).platform
     return jax.default_backend()
-
-
-def _cache_specs(model: Model, mesh: Mesh | None, spec: Any, rows: int) -> tuple[PartitionSpec, ...] | None:
-    """One `PartitionSpec` for each leaf of the cache, checked."""
-    if spec is None:
-        return None
-    if mesh is None:
-        raise ValueError(
-            f"cache_spec is {spec!r}, but the parameters lie on one device; place them on a mesh with jax.device_put, "
-            "or leave cache_spec out"
-        )
-    cache = jax.eval_shape(lambda: model.init_cache(rows, caches.MIN_SLOTS))
-
-    def is_spec(x: Any) -> bool:
-        return isinstance(x, PartitionSpec)
-
-    try:
-        specs = jax.tree.leaves(jax.tree.broadcast(spec, cache, is_leaf=is_spec), is_leaf=is_spec)
-        for leaf, shape in zip(specs, jax.tree.leaves(cache), strict=True):
-            NamedSharding(mesh, leaf).shard_shape(shape.shape)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"cache_spec {spec!r} does not fit a cache of {rows} rows on the mesh: {error}") from None
-    return tuple(specs)
 
 
 def chunk_sizes(tokens: int) -> list[int]:
@@ -413,8 +402,11 @@ class Engine:
           cache_spec: how the cache lies on the mesh of the parameters; see `generate`.
         """
         mesh = mesh_of(params)
-        specs = _cache_specs(model, mesh, cache_spec, rows)
-        self._compiled = compiled(model, platform_of(params), mesh, specs, processors, constraint, topk)
+        chosen = None
+        if cache_spec is not None:
+            shapes = jax.eval_shape(lambda: model.init_cache(rows, caches.MIN_SLOTS))
+            chosen = tuple(checked_specs(shapes, mesh, cache_spec))
+        self._compiled = compiled(model, platform_of(params), mesh, chosen, processors, constraint, topk)
         self._topk = topk
         self._settings = settings
         self._settings_of_rows = np.full(rows, -1)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxlookahead.accept import NO_TOKEN, Progress, StopRules
+from jaxlookahead.drafters.snapshot import TrieSnapshot
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.sampling.arrays import SamplingArrays
 from jaxlookahead.sampling.rule import sampling_rule
@@ -37,7 +38,7 @@ def lookup(
     *,
     width: int,
     max_ngram: int = 3,
-    corpus: jax.Array | None = None,
+    trie: TrieSnapshot | None = None,
 ) -> DraftTree:
     """Prompt lookup in jnp: a chain copied from behind the latest earlier occurrence of the longest newest n-gram.
 
@@ -48,8 +49,7 @@ def lookup(
       lengths: `[B]` int32, at least 1. The newest token stands at `lengths - 1`.
       width: `N`, static.
       max_ngram: the longest n-gram that is searched for, static.
-      corpus: `[C]` int32 further text, searched for n-grams that the row's own text has only in shorter form.
-        `NO_TOKEN` stands between documents.
+      trie: asked for contexts that the row's own text has only in shorter form; from `TrieDrafter.snapshot`.
 
     Returns:
       Trees `[B, N]` whose root is the newest token; nothing but the root where nothing was found.
@@ -81,16 +81,12 @@ def lookup(
     source = best[:, None] + 1 + ahead % period[:, None]
     tokens = jnp.take_along_axis(history, jnp.minimum(source, size - 1), axis=1)
     valid = jnp.broadcast_to((best_count > 0)[:, None], tokens.shape)
-    if corpus is not None and corpus.size:
-        text = jnp.broadcast_to(corpus, (batch, corpus.shape[0]))
-        other = matched(text)
-        place = jnp.argmax(other * corpus.shape[0] + jnp.arange(corpus.shape[0]), axis=1)
-        longer = jnp.take_along_axis(other, place[:, None], axis=1)[:, 0] > best_count
-        copy = jnp.take(corpus, place[:, None] + 1 + ahead, mode="fill", fill_value=NO_TOKEN)
-        # A draft does not run from one document into the next.
-        inside = jnp.cumprod(copy != NO_TOKEN, axis=1).astype(bool)
-        tokens = jnp.where(longer[:, None], copy, tokens)
-        valid = jnp.where(longer[:, None], inside, valid)
+    if trie is not None:
+        node, depth = trie.match(history, lengths)
+        copy = trie.follow(node, width - 1)
+        deeper = (depth > best_count)[:, None]
+        tokens = jnp.where(deeper, copy, tokens)
+        valid = jnp.where(deeper, copy != NO_TOKEN, valid)
     chain = jnp.arange(width - 1, dtype=jnp.int32)
     parents = jnp.where(valid, chain, NO_PARENT)
     root = jnp.full((batch, 1), NO_PARENT, jnp.int32)
@@ -109,7 +105,7 @@ def generate(
     max_new_tokens: int,
     width: int = 8,
     max_ngram: int = 3,
-    corpus: jax.Array | None = None,
+    trie: TrieSnapshot | None = None,
     eos_ids: jax.Array | None = None,
     remaining: jax.Array | None = None,
     settings: SamplingArrays | None = None,
@@ -126,7 +122,7 @@ def generate(
       max_new_tokens: `M`, static. Prompts and responses must fit into `model.max_length`.
       width: tokens scored in a step for each row, static; 1 is plain decoding.
       max_ngram: see `lookup`; static.
-      corpus: see `lookup`.
+      trie: see `lookup`.
       eos_ids: `[E]` int32 token ids that end a response.
       remaining: `[B]` int32, the most tokens for each row, at most `M`; 0 leaves a row out.
       settings: sampling settings from `sampling.pack`; greedy without.
@@ -158,7 +154,7 @@ def generate(
     def step(state: Any) -> Any:
         cache, held, history, progress, out = state
         with jax.named_scope("draft"):
-            tree = lookup(history, held + 1, width=width, max_ngram=max_ngram, corpus=corpus)
+            tree = lookup(history, held + 1, width=width, max_ngram=max_ngram, trie=trie)
         done = verify(model, params, cache, held, tree, progress=progress, stops=stops, rule=rule(history, held))
         walk = done.walk
         emitted = held + 1 - prompt_lengths

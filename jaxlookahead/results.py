@@ -27,6 +27,7 @@ class Stats:
       prefill_seconds: time in prefill, compilation included.
       draft_seconds: time in the drafter and in laying out its trees.
       step_seconds: time from dispatching steps to having their results, compilation included.
+      wait_seconds: of these, seconds in which the host waited for the device.
     """
 
     steps: int = 0
@@ -38,6 +39,7 @@ class Stats:
     prefill_seconds: float = 0.0
     draft_seconds: float = 0.0
     step_seconds: float = 0.0
+    wait_seconds: float = 0.0
 
     @property
     def tokens_per_call(self) -> float:

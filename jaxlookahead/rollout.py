@@ -61,8 +61,8 @@ def rollout(
     """Draws `n` samples for each prompt.
 
     Keep one `TrieDrafter` and pass it to every call: what a prompt's samples said in earlier epochs is drafted in the
-    next, from a namespace of the prompt's own. Parameters are an argument of every call, so an update neither
-    recompiles nor leaves anything stale.
+    next, and what its other samples have said so far at once, from a namespace of the prompt's own. Parameters are an
+    argument of every call, so an update neither recompiles nor leaves anything stale.
 
     Args:
       model: see `jaxlookahead.models.protocol.Model`.

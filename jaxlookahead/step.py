@@ -72,6 +72,7 @@ def verify(
     progress: Progress | None = None,
     stops: StopRules | None = None,
     rule: Rule = greedy_rule,
+    commit: Callable[..., Cache] = caches.commit,
 ) -> Verified:
     """Scores a tree in one forward pass and keeps the longest path that the model itself would have produced.
 
@@ -86,6 +87,7 @@ def verify(
       progress: token limits and stop-sequence tails; without it every row may emit up to `N` tokens.
       stops: end-of-sequence ids and stop sequences; none without it.
       rule: how the next token is decided; greedy by default.
+      commit: a function like `cache.commit`, for a cache that lies on several devices: `mesh.commit_on_mesh`.
 
     Returns:
       `Verified`. Row `b` emitted `walk.tokens[b, :walk.counts[b]]`; `lengths` grew by `walk.counts`.
@@ -114,7 +116,7 @@ def verify(
         # Counts are never negative, but XLA does not know: the write has to wait for the walk, and so for the last
         # read of the cache. Without that, and where there is only the root to keep, XLA would write to a copy.
         behind = lengths + jnp.minimum(walk.counts, 0)
-        cache = caches.commit(cache, axes, start, behind, walk.path)
+        cache = commit(cache, axes, start, behind, walk.path)
     return Verified(walk=walk, cache=cache, lengths=lengths + walk.counts, logits=logits)
 
 

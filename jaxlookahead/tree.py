@@ -154,6 +154,15 @@ def pack(roots: Sequence[int], drafts: Sequence[Draft], width: int) -> np.ndarra
     return packed
 
 
+def unpack(packed: np.ndarray) -> list[Draft]:
+    """The drafts that `pack` laid out, without what it leaves out: probabilities and sources."""
+    sizes = np.sum(packed[1] != NO_PARENT, axis=1)
+    return [
+        Draft(tokens=tokens[1 : size + 1].tolist(), parents=(parents[1 : size + 1] - 1).tolist())
+        for tokens, parents, size in zip(*packed, sizes, strict=True)
+    ]
+
+
 def from_drafts(roots: Sequence[int], drafts: Sequence[Draft], width: int | None = None) -> DraftTree:
     """Builds a tree from drafts; `width` defaults to the widest draft and the root."""
     if width is None:

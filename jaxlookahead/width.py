@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from jaxlookahead.drafters.protocol import Draft
 
@@ -13,6 +13,8 @@ _FREE_TOKENS = {"cpu": 8, "gpu": 300, "tpu": 240}
 _MAX_WIDTH = {"cpu": 16, "gpu": 64, "tpu": 64}
 _WINDOW = 9
 _UNKNOWN_PROB = 0.3
+# A draft that is right once in fifty is tried again after some three hundred steps: about one try in ten steps then.
+_FADING = 0.001
 
 
 def buckets(width: int) -> list[int]:
@@ -61,14 +63,46 @@ class CostTable:
         return known[nearest] * prior(tokens) / prior(nearest)
 
 
+class Acceptance:
+    """How often the nodes of drafts without probabilities are accepted, by their place in the draft."""
+
+    def __init__(self) -> None:
+        self._nodes: list[tuple[float, float]] = []
+
+    def learn(self, nodes: int, accepted: Collection[int]) -> None:
+        """Learns what became of a draft of `nodes` nodes."""
+        self._nodes.extend([(_UNKNOWN_PROB, 1.0)] * (nodes - len(self._nodes)))
+        for node in range(nodes):
+            good, tried = self._nodes[node]
+            # An exponential average over some fifty steps forgets a bad patch.
+            self._nodes[node] = (0.98 * good + (node in accepted), 0.98 * tried + 1)
+
+    def pass_over(self, first: int, nodes: int) -> None:
+        """Notes that a draft of `nodes` nodes was cut before node `first`: what was learnt of the rest fades slowly,
+        so that it is tried again."""
+        for node in range(first, min(nodes, len(self._nodes))):
+            good, tried = self._nodes[node]
+            self._nodes[node] = (good + _FADING * (_UNKNOWN_PROB * tried - good), tried)
+
+    def probs(self, nodes: int) -> list[float]:
+        """The estimate for each node of a draft of `nodes` nodes."""
+        learnt = [good / tried for good, tried in self._nodes[:nodes]]
+        return learnt + [_UNKNOWN_PROB * 0.8**i for i in range(len(learnt), nodes)]
+
+
 class Costs:
-    """Measured step times of one model, by cache size. Shared by all calls of `generate` for the model."""
+    """Measured step times of one model, by cache size. Shared by all calls of `generate` for the model.
+
+    Attributes:
+      acceptance: what was learnt of drafters that give no probabilities, by their name.
+    """
 
     def __init__(self, free_tokens: int) -> None:
         """`free_tokens`: see `CostTable`."""
         self._free_tokens = free_tokens
         self._tables: dict[int, CostTable] = {}
         self._compiled: set[tuple[int, int, int]] = set()
+        self.acceptance: collections.defaultdict[str, Acceptance] = collections.defaultdict(Acceptance)
 
     def table(self, slots: int) -> CostTable:
         """The costs at one cache size."""
@@ -86,14 +120,20 @@ class WidthController:
     """Chooses the width of each step.
 
     The gain of a width is one token for each row and the probability, summed, that the nodes which fit are accepted;
-    the cost is the measured time of steps of that width. A drafter that gives no probabilities has them learnt here,
-    by the place of a node in its draft.
+    the cost is the measured time of steps of that width. A drafter that gives no probabilities has them learnt, for
+    the calls after this one too, by the place of a node in its draft.
     """
 
-    def __init__(self, max_width: int, costs: Costs) -> None:
+    def __init__(self, max_width: int, costs: Costs, kind: str = "") -> None:
+        """
+        Args:
+          max_width: the widest step.
+          costs: of the model.
+          kind: name of the drafter's kind, under which the acceptance of its drafts is kept.
+        """
         self.widths = buckets(max_width)
         self.costs = costs
-        self._accepted: list[tuple[float, float]] = []
+        self._acceptance = costs.acceptance[kind]
 
     def choose(self, drafts: Sequence[Draft | None], slots: int) -> int:
         """The best width.
@@ -114,21 +154,15 @@ class WidthController:
                 best, best_rate = width, rate
             if width >= widest:
                 break
+        for draft in drafts:
+            if draft is not None and draft.probs is None:
+                self._acceptance.pass_over(best - 1, len(draft))
         return best
 
     def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
         """Learns from what became of a draft."""
-        if draft.probs is not None:
-            return
-        hit = set(accepted)
-        self._accepted.extend([(_UNKNOWN_PROB, 1.0)] * (len(draft) - len(self._accepted)))
-        for node in range(len(draft)):
-            good, tried = self._accepted[node]
-            # An exponential average over some fifty steps forgets a bad patch.
-            self._accepted[node] = (0.98 * good + (node in hit), 0.98 * tried + 1)
+        if draft.probs is None:
+            self._acceptance.learn(len(draft), set(accepted))
 
     def _probs(self, draft: Draft) -> Sequence[float]:
-        if draft.probs is not None:
-            return draft.probs
-        learnt = [good / tried for good, tried in self._accepted[: len(draft)]]
-        return learnt + [_UNKNOWN_PROB * 0.8**i for i in range(len(learnt), len(draft))]
+        return self._acceptance.probs(len(draft)) if draft.probs is None else draft.probs

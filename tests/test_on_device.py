@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxlookahead import decoding, on_device
+from jaxlookahead.drafters.trie import TrieDrafter
 from jaxlookahead.sampling import Sampling, pack
 
 
@@ -56,12 +57,12 @@ def test_limits_for_each_row(tiny, prompts):
     assert responses(result) == plain.tokens
 
 
-def test_corpus_makes_it_faster(tiny, prompts):
+def test_a_trie_makes_it_faster(tiny, prompts):
     cold = run(tiny, prompts[:2], max_new_tokens=30)
-    corpus = [
-        x for prompt, response in zip(prompts[:2], responses(cold), strict=True) for x in [*prompt, *response, -1]
-    ]
-    warm = run(tiny, prompts[:2], max_new_tokens=30, corpus=jnp.array(corpus))
+    memory = TrieDrafter()
+    for prompt, response in zip(prompts[:2], responses(cold), strict=True):
+        memory.insert([*prompt, *response])
+    warm = run(tiny, prompts[:2], max_new_tokens=30, trie=memory.snapshot())
     assert responses(warm) == responses(cold) and int(warm.steps) < int(cold.steps)
 
 
@@ -86,8 +87,10 @@ def test_lookup(text, ngram, draft):
 
 def test_lookup_stays_in_one_document():
     """A28, F5."""
-    corpus = jnp.array([1, 2, 3, -1, 4, 5])
-    tree = on_device.lookup(jnp.array([[9, 2]]), jnp.array([2]), width=5, corpus=corpus)
+    memory = TrieDrafter()
+    memory.insert([1, 2, 3])
+    memory.insert([4, 5])
+    tree = on_device.lookup(jnp.array([[9, 2]]), jnp.array([2]), width=5, trie=memory.snapshot())
     assert tree.parents[0].tolist() == [-1, 0, -1, -1, -1] and int(tree.tokens[0, 1]) == 3
 
 

@@ -80,11 +80,14 @@ def assert_same(wanted, got):
 
 @pytest.mark.parametrize("rows", [1, 3, 8])
 @pytest.mark.parametrize("name", ["trie", "prompt_lookup", "oracle"])
-def test_drafted_equals_plain(tiny, plain, name, rows):
+def test_A34_B23_drafted_equals_plain(tiny, plain, name, rows):
     drafter = Replay(PROMPTS, plain) if name == "oracle" else name
     drafted = decode(tiny, drafter=drafter, rows=rows)
     assert_same(plain, drafted)
-    assert name != "oracle" or drafted.stats.accepted > 0.3 * drafted.stats.tokens
+    if name == "oracle":
+        assert drafted.stats.accepted > 0.3 * drafted.stats.tokens
+        # Penalties, biases and bans are no reason to draft less.
+        assert all(output.stats.accepted for output in drafted if len(output.tokens) > 3)
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

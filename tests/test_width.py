@@ -60,3 +60,23 @@ def test_learns_where_the_drafter_gives_no_probabilities():
     for _ in range(100):  # a bad patch is forgotten
         controller.verified(bare, [0, 1, 2])
     assert controller.choose([bare], 128) == 4
+
+
+def test_acceptance_outlives_the_call():
+    costs = Costs(8)
+    first = WidthController(4, costs, "a")
+    measure(first, {1: 1.0, 2: 1.3, 4: 1.5})
+    bare = Draft(tokens=[1, 2, 3], parents=[-1, 0, 1])
+    for _ in range(100):
+        first.verified(bare, [])
+    assert WidthController(4, costs, "a").choose([bare], 128) == 1
+    # Of another kind nothing is known.
+    assert WidthController(4, costs, "b").choose([bare], 128) > 1
+    # It is not given up for ever, nor tried all the time.
+    later = WidthController(4, costs, "a")
+    tries = []
+    for _ in range(3000):
+        width = later.choose([bare], 128)
+        later.verified(Draft(tokens=bare.tokens[: width - 1], parents=bare.parents[: width - 1]), [])
+        tries.append(width > 1)
+    assert 10 < sum(tries) < 400

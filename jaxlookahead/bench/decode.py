@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxlookahead.bench.peers import Peer, Response
 from jaxlookahead.decoding import generate
 from jaxlookahead.drafters.protocol import Drafter
 from jaxlookahead.drafters.registry import make_drafter
-from jaxlookahead.results import first_difference
+from jaxlookahead.results import Difference, Output, first_difference
 from jaxlookahead.sampling.params import Sampling
 
 MEMORIES = ("cold", "self", "warm")
@@ -46,11 +49,13 @@ class Method:
       drafter: name of a drafter, or None for plain decoding.
       memory: what the drafter remembers: `cold` nothing but the request's own text, `self` the responses before it
         in the task, `warm` recorded responses too.
+      peer: decodes instead of this library.
     """
 
     name: str
     drafter: str | None = None
     memory: str = "cold"
+    peer: Peer | None = None
 
 
 @dataclasses.dataclass
@@ -59,13 +64,15 @@ class Run:
 
     Attributes:
       tokens: emitted.
-      calls: model calls after prefill.
+      calls: model calls after prefill; 0 where a peer does not tell.
       row_calls: the same, counted for each request that took part.
       drafted: draft nodes verified.
       seconds: wall time of `generate`.
       prefill: seconds in prefill.
       draft: seconds in drafting.
       step: seconds in steps.
+      wait: of them, seconds in which the host waited for the device.
+      peak: the most memory that the process held meanwhile, in bytes.
       different: responses that differ from the first method's.
       unexplained: those of them whose margin at the first difference is over 1e-4.
     """
@@ -78,6 +85,8 @@ class Run:
     prefill: float = 0.0
     draft: float = 0.0
     step: float = 0.0
+    wait: float = 0.0
+    peak: int = 0
     different: int = 0
     unexplained: int = 0
 
@@ -146,7 +155,13 @@ def measure(
         stats = result.stats
         run = Run(stats.tokens, stats.steps, stats.row_steps, stats.drafted, seconds)
         run.prefill, run.draft, run.step = stats.prefill_seconds, stats.draft_seconds, stats.step_seconds
+        run.wait = stats.wait_seconds
         return run, result
+
+    def decode_by_peer(batch: Sequence[Request], peer: Peer) -> tuple[Run, list[Response]]:
+        start = time.perf_counter()
+        responses = [peer(request.prompt, request.max_new_tokens) for request in batch]
+        return Run(sum(response.size for response in responses), seconds=time.perf_counter() - start), responses
 
     for measured in range(-1, repeats):
         for task in tasks:
@@ -158,10 +173,15 @@ def measure(
                     drafter = drafters[method.name]
                     if method.memory == "cold":
                         drafter = make_drafter(method.drafter)
-                    run, result = decode(batch, drafter)
+                    _forget_peak_memory()
+                    if method.peer is not None:
+                        run, result = decode_by_peer(batch, method.peer)
+                    else:
+                        run, result = decode(batch, drafter)
+                    run.peak = peak_memory()
                     results.append(result)
                     for a, b in zip(results[0], result, strict=True):
-                        difference = first_difference(a, b)
+                        difference = _difference(a, b)
                         run.different += difference is not None
                         run.unexplained += difference is not None and difference.margin > 1e-4
                     if measured >= 0:
@@ -173,6 +193,15 @@ def measure(
                 else:
                     progress(f"{task}: {i * rows + len(batch)} of {len(mine)}, repetition {measured + 1}")
     return runs
+
+
+def _difference(a: Output, b: Output | Response) -> Difference | None:
+    """Where a response of the first method and one of another part."""
+    if isinstance(b, Response):
+        if b.tokens is None:
+            return None
+        b = dataclasses.replace(a, tokens=np.array(b.tokens, np.int32))
+    return first_difference(a, b)
 
 
 def _batches(requests: Sequence[Request], size: int) -> Iterator[Sequence[Request]]:
@@ -192,27 +221,31 @@ def summarize(runs: dict[str, dict[str, list[Run]]], yardstick: str, seed: int =
         for name, mine in methods.items():
             total = {key: sum(getattr(run, key) for run in mine) for key in dataclasses.asdict(mine[0])}
             low, high = _bootstrap(mine, base, seed)
-            seconds = total["seconds"]
-            table.append(
-                {
-                    "task": task,
-                    "method": name,
-                    "tokens": total["tokens"],
+            seconds, told = total["seconds"], total["calls"] > 0
+            row = {
+                "task": task,
+                "method": name,
+                "tokens": total["tokens"],
+                "tokens_per_s": total["tokens"] / seconds,
+                "speedup": total["tokens"] / seconds / _rate(base),
+                "low": low,
+                "high": high,
+                "peak_memory_bytes": max(run.peak for run in mine),
+                "different": total["different"],
+                "unexplained": total["unexplained"],
+            }
+            if told:
+                row |= {
                     "tokens_per_call": total["tokens"] / total["row_calls"],
                     "nodes_per_call": total["drafted"] / total["row_calls"],
-                    "tokens_per_s": total["tokens"] / seconds,
-                    "speedup": total["tokens"] / seconds / _rate(base),
-                    "low": low,
-                    "high": high,
                     "prefill_share": total["prefill"] / seconds,
                     "draft_share": total["draft"] / seconds,
                     "step_share": total["step"] / seconds,
+                    "wait_share": total["wait"] / seconds,
                     "other_share": 1 - (total["prefill"] + total["draft"] + total["step"]) / seconds,
-                    "host_ms_per_call": 1e3 * (seconds - total["prefill"] - total["step"]) / total["calls"],
-                    "different": total["different"],
-                    "unexplained": total["unexplained"],
+                    "host_ms_per_call": 1e3 * (seconds - total["prefill"] - total["wait"]) / total["calls"],
                 }
-            )
+            table.append(row)
     for name in next(iter(runs.values())):
         speedups = [row["speedup"] for row in table if row["method"] == name]
         table.append({"task": "geometric mean", "method": name, "speedup": float(np.exp(np.mean(np.log(speedups))))})
@@ -232,7 +265,17 @@ def _bootstrap(mine: Sequence[Run], base: Sequence[Run], seed: int) -> tuple[flo
     return float(low), float(high)
 
 
+def _forget_peak_memory() -> None:
+    """Lets `peak_memory` start anew, where the system can: on Linux."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory() -> int:
-    """The most memory that this process held, in bytes."""
+    """The most memory that this process held, in bytes: on Linux since it was last made to forget, else ever."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

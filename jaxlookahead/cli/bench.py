@@ -8,13 +8,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from jaxlookahead.bench.peers import PEERS, make_peers
 from jaxlookahead.cli import common
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     common.add_model_arguments(parser)
-    common.add_draft_arguments(parser)
+    common.add_draft_arguments(parser, several=True)
+    common.add_sampling_arguments(parser)
     parser.add_argument(
         "file",
         help="JSONL; a line has `text` or token ids `prompt`, and may have `name`, `task`, `max_new_tokens`, "
@@ -26,9 +28,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tasks", help="only these, separated by commas")
     parser.add_argument("--limit", type=common.positive, help="prompts for each task")
     parser.add_argument("--max-new-tokens", type=common.positive, metavar="N", help="lowers the lines' own")
-    parser.add_argument("--rows", type=common.positive, default=1, help="prompts decoded together (%(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=common.positives,
+        default=[1],
+        metavar="N,...",
+        help="prompts decoded together (1)",
+    )
+    parser.add_argument(
+        "--against", action="append", choices=PEERS, help="also run this decoder, on the CPU; repeatable"
+    )
     parser.add_argument("--repeats", type=common.positive, default=1, help="%(default)s")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0, the default, is greedy")
     parser.add_argument("--json", action="store_true", help="print one object for each task and method")
     parser.add_argument("--plot", metavar="FILE", help="draw the speed-ups (needs matplotlib)")
 
@@ -36,42 +46,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from jaxlookahead.bench import decode
-    from jaxlookahead.sampling.params import Sampling
 
-    if arguments.drafter == "prompt_lookup" and "warm" in (arguments.memory or ()):
-        raise common.UsageError("--memory warm needs a drafter with a memory: --drafter trie")
-    try:
-        sampling = Sampling(temperature=arguments.temperature) if arguments.temperature else None
-    except ValueError as error:
-        raise common.UsageError(str(error)) from None
+    sampling = common.sampling(arguments)
+    if arguments.against and (arguments.rows != [1] or sampling is not None):
+        raise common.UsageError("--against decodes greedily, one prompt at a time: leave out --rows and --temperature")
+    if "warm" in (arguments.memory or ()) and "prompt_lookup" in (arguments.drafter or ()):
+        raise common.UsageError("--memory warm needs drafters with a memory: leave out --drafter prompt_lookup")
     if arguments.plot is not None:
         common.check_plot(arguments.plot)
     lines = _selected(_read(arguments.file), arguments)
     loaded = common.load_model(arguments)
     requests, warm = _requests(lines, loaded, arguments)
     methods = [decode.Method("plain")]
-    for memory in arguments.memory or ["cold"]:
-        methods.append(decode.Method(f"{arguments.drafter}, {memory}", arguments.drafter, memory))
-    runs = decode.measure(
-        loaded,
-        requests,
-        methods,
-        warm=warm,
-        rows=arguments.rows,
-        repeats=arguments.repeats,
-        width=arguments.width,
-        adapt=not arguments.no_adapt,
-        sampling=sampling,
-        progress=lambda line: print(line, file=sys.stderr),
-    )
-    table = decode.summarize(runs, methods[0].name)
+    for drafter in arguments.drafter or ["trie"]:
+        for memory in arguments.memory or ["cold"]:
+            methods.append(decode.Method(f"{drafter}, {memory}", drafter, memory))
+    for name in arguments.against or ():
+        methods += [decode.Method(title, peer=peer) for title, peer in make_peers(name, loaded).items()]
+    table = []
+    for rows in arguments.rows:
+        runs = decode.measure(
+            loaded,
+            requests,
+            methods,
+            warm=warm,
+            rows=rows,
+            repeats=arguments.repeats,
+            width=arguments.width,
+            adapt=not arguments.no_adapt,
+            sampling=sampling,
+            progress=lambda line: print(line, file=sys.stderr),
+        )
+        table += [{"rows": rows} | row for row in decode.summarize(runs, methods[0].name)]
     if arguments.json:
         for row in table:
             print(json.dumps(row))
-        print(json.dumps({"peak_memory_bytes": decode.peak_memory()}))
     else:
         _print_table(table)
-        print(f"peak memory {decode.peak_memory() / 2**30:.2f} GiB", file=sys.stderr)
     if arguments.plot:
         _plot(table, arguments.plot)
     return 0
@@ -169,44 +180,41 @@ def _print_table(table: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     out = Table()
-    for title, justify in (
-        ("task", "left"),
-        ("method", "left"),
-        ("per call", "right"),
-        ("nodes", "right"),
-        ("tokens/s", "right"),
-        ("speed-up", "right"),
-        ("95 %", "right"),
-        ("prefill", "right"),
-        ("draft", "right"),
-        ("step", "right"),
-        ("differ", "right"),
-    ):
-        out.add_column(title, justify=justify)  # type: ignore[arg-type]
+    several = len({row["rows"] for row in table}) > 1
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("per call", lambda row: f"{row['tokens_per_call']:.2f}"),
+        ("nodes", lambda row: f"{row['nodes_per_call']:.1f}"),
+        ("tokens/s", lambda row: f"{row['tokens_per_s']:.1f}"),
+        ("speed-up", lambda row: f"{row['speedup']:.2f}"),
+        ("95 %", lambda row: f"{row['low']:.2f}-{row['high']:.2f}"),
+        ("prefill", lambda row: f"{row['prefill_share']:.0%}"),
+        ("draft", lambda row: f"{row['draft_share']:.1%}"),
+        ("step", lambda row: f"{row['step_share']:.0%}"),
+        ("wait", lambda row: f"{row['wait_share']:.0%}"),
+        ("GiB", lambda row: f"{row['peak_memory_bytes'] / 2**30:.2f}"),
+        ("differ", lambda row: f"{row['different']} ({row['unexplained']})"),
+    ]
+    for title in ("task", "method", *(["rows"] if several else [])):
+        out.add_column(title, no_wrap=True)
+    for title, _ in columns:
+        out.add_column(title, justify="right")
     for row in table:
-        if "tokens" not in row:
-            out.add_row(row["task"], row["method"], "", "", "", f"{row['speedup']:.2f}")
-            continue
-        out.add_row(
-            row["task"],
-            row["method"],
-            f"{row['tokens_per_call']:.2f}",
-            f"{row['nodes_per_call']:.1f}",
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['speedup']:.2f}",
-            f"{row['low']:.2f}-{row['high']:.2f}",
-            f"{row['prefill_share']:.0%}",
-            f"{row['draft_share']:.1%}",
-            f"{row['step_share']:.0%}",
-            f"{row['different']} ({row['unexplained']})",
-        )
-    Console(width=max(Console().width, 110)).print(out)
+        cells = []
+        for _, cell in columns:
+            # A peer tells only some, and a mean over tasks is one of speed-ups.
+            try:
+                cells.append(cell(row))
+            except KeyError:
+                cells.append("")
+        out.add_row(row["task"], row["method"], *([str(row["rows"])] if several else []), *cells)
+    Console(width=max(Console().width, 140)).print(out)
 
 
 def _plot(table: list[dict[str, Any]], path: str) -> None:
     from matplotlib.figure import Figure
 
-    rows = [row for row in table if "tokens" in row]
+    several = len({row["rows"] for row in table}) > 1
+    rows = [row | ({"task": f"{row['task']}, {row['rows']}"} if several else {}) for row in table if "tokens" in row]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     methods = list(dict.fromkeys(row["method"] for row in rows))
     figure = Figure(figsize=(1.5 + 1.2 * len(tasks), 4), layout="constrained")

@@ -40,9 +40,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_draft_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose the drafter."""
-    parser.add_argument("--drafter", choices=tuple(DRAFTERS), default="trie", help="source of drafts (%(default)s)")
+def positives(text: str) -> list[int]:
+    """An argument that is integers of at least 1, separated by commas."""
+    return [positive(part) for part in text.split(",")]
+
+
+def add_draft_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Adds the options that choose the drafter, or with `several` a list of them."""
+    if several:
+        parser.add_argument("--drafter", choices=tuple(DRAFTERS), action="append", help="trie by default; repeatable")
+    else:
+        parser.add_argument("--drafter", choices=tuple(DRAFTERS), default="trie", help="source of drafts (%(default)s)")
     parser.add_argument("--width", type=positive, help="most tokens scored in a step (16 on CPU, 64 elsewhere)")
     parser.add_argument("--no-adapt", action="store_true", help="verify whole drafts, whatever steps cost")
 

@@ -16,6 +16,7 @@ COMMANDS = {
     "generate": "decode your own prompts",
     "bench": "measure plain against lookahead decoding on your prompts",
     "replay": "try drafters on recorded responses, without a model",
+    "aot": "compile the step for a TPU that is not there, and tell what it reads and keeps",
     "doctor": "tell what is installed, and check that drafting is lossless here",
 }
 # What the library raises on bad input; anything else is a fault of ours and keeps its traceback.

@@ -1,11 +1,11 @@
 """Sources of draft trees. All run on the host, in plain Python and numpy."""
 
+from jaxlookahead.drafters.guesses import GuessPool
 from jaxlookahead.drafters.persistence import tokenizer_fingerprint
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
 from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
 from jaxlookahead.drafters.sources import (
     DrafterSource,
-    GuessPool,
     OutsideDrafter,
     OutsideSource,
     Source,

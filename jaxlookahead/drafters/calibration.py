@@ -41,6 +41,7 @@ LAST_MISS = len(MISS_BUCKET) - 1
 
 _COPY_START = (0.0, 0.22, 0.3, 0.33, 0.38, 0.45, 0.52, 0.6, 0.7, 0.78, 0.84, 0.88, 0.92, 0.95, 0.97)
 _SUCCESS_START = (0.6, 0.85, 1.0, 1.25)
+EXTRA_START = 0.3
 SLOWEST = 0.005
 LEAST = 1e-3
 # Bins of path probability for the last correction, the nodes they start with, and when they forget half.
@@ -106,11 +107,11 @@ class Calibration:
         self._ratio = [1.0] * (BINS + 2)
         self.extra: dict[str, tuple[list[float], list[int]]] = {}
 
-    def extra_weight(self, name: str) -> tuple[list[float], list[int]]:
-        """`([weight], [updates])` of a further source."""
+    def extra_weight(self, name: str, start: float = EXTRA_START) -> tuple[list[float], list[int]]:
+        """`([weight], [updates])` of a further source, which begins with the weight `start`."""
         found = self.extra.get(name)
         if found is None:
-            found = self.extra[name] = ([0.3], [0])
+            found = self.extra[name] = ([start], [0])
         return found
 
     def learn(self, sticks: list[tuple[list[float], list[Any], int, float]], rest: float) -> None:

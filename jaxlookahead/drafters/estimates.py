@@ -234,7 +234,7 @@ def _parts(texts: Texts, place: Place, side: Side, token: int) -> tuple[list[Par
             if source.first == first and state is not None:
                 predicted = source.predict(state)
                 if predicted:
-                    weights, seen = calibration.extra_weight(source.name)
+                    weights, seen = calibration.extra_weight(source.name, source.start)
                     share = next((share for other, share in predicted if other == token), 0.0)
                     parts.append((source.name, weights, seen, 0, rest * weights[0] * share))
                     rest *= 1.0 - weights[0]

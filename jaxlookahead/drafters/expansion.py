@@ -66,10 +66,9 @@ def grow(
     if budget < 1 or max_depth < 1:
         return Draft(tokens, parents, probs, names)
     own, _, shared, shared_root, calibration, (own_success, shared_success), extras = texts
-    before = [(i, source, calibration.extra_weight(source.name)[0]) for i, source in enumerate(extras) if source.first]
-    after = [
-        (i, source, calibration.extra_weight(source.name)[0]) for i, source in enumerate(extras) if not source.first
-    ]
+    asked = [(i, source, calibration.extra_weight(source.name, source.start)[0]) for i, source in enumerate(extras)]
+    before = [found for found in asked if found[1].first]
+    after = [found for found in asked if not found[1].first]
     own_nodes, own_text = own.nodes, own.text
     shared_nodes, shared_text, ring = shared.nodes, shared.text, shared.text_capacity
     copy, context = calibration.copy, calibration.context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import operator
@@ -13,8 +14,9 @@ from jaxlookahead.drafters.removal import remove_document, remove_root
 from jaxlookahead.drafters.suffix_index import FIRST, MAX_TOKEN, SHIFT, SuffixIndex
 
 SHARDS = 509
-# Tokens inserted before other threads get a turn.
+# Tokens inserted before other threads get a turn, and before a call that must not stall returns (some 10 ms).
 CHUNK = 256
+BURST = 2048
 MAX_CALIBRATIONS = 256
 
 
@@ -47,6 +49,28 @@ class Document:
     stop: int
 
 
+@dataclasses.dataclass(slots=True)
+class _Job:
+    """A document that waits to be put in, or is being put in.
+
+    Attributes:
+      done: tokens that are in.
+      root: the root of its namespace, 0 until it is begun.
+      live: the contexts that its last token ended.
+      start: position of its first token.
+      shifted: the index's `shifted` at its beginning.
+    """
+
+    tokens: Sequence[int]
+    namespace: Hashable | None
+    key: Hashable | None
+    done: int = 0
+    root: int = 0
+    live: list[int] = dataclasses.field(default_factory=list)
+    start: int = 0
+    shifted: int = 0
+
+
 class Memory:
     """Documents by namespace, in one bounded suffix index.
 
@@ -68,6 +92,7 @@ class Memory:
         self._by_key: dict[Hashable, list[int]] = {}
         self._next = 0
         self._held: dict[Hashable | None, int] = {}
+        self._waiting: collections.deque[_Job] = collections.deque()
 
     def root(self, namespace: Hashable | None) -> int:
         """The root of a namespace, opened where there is none."""
@@ -119,32 +144,62 @@ class Memory:
         key: Hashable | None,
         lock: contextlib.AbstractContextManager[Any],
     ) -> None:
-        """Puts a document in, holding `lock` for a chunk at a time. No other writer may be at work."""
-        if not tokens:
-            return
-        index = self.index
-        live: list[int] = []
+        """Puts a document in, after those that wait, holding `lock` for a chunk at a time. No other writer may be at
+        work."""
         with lock:
-            # In order of use, for dropping the longest unused one.
-            root = self.root(namespace)
-            self.roots[namespace] = self.roots.pop(namespace)
-            start, shifted = index.position, index.shifted
-        for begin in range(0, len(tokens), CHUNK):
+            self.enqueue(tokens, namespace, key)
+        self.work(lock)
+
+    def enqueue(self, tokens: Sequence[int], namespace: Hashable | None, key: Hashable | None) -> None:
+        """Notes a document for `work` to put in."""
+        if tokens:
+            self.hold(namespace)
+            self._waiting.append(_Job(tokens, namespace, key))
+
+    def work(self, lock: contextlib.AbstractContextManager[Any], most: int | None = None) -> None:
+        """Puts waiting documents in, in order, `most` tokens in all, or everything.
+
+        `lock` is held for a chunk at a time. No other writer may be at work.
+        """
+        while self._waiting and (most is None or most > 0):
+            chunk = CHUNK if most is None else min(CHUNK, most)
             with lock:
-                for token in tokens[begin : begin + CHUNK]:
-                    live = index.push(root, live, token)
-        with lock:
-            index.close(root, live)
-            stop = index.position
-            moved = index.shifted - shifted
-            if moved:
-                start -= moved
-                for document in self.documents.values():
-                    document.start -= moved
-                    document.stop -= moved
-            self.record(Document(namespace, key, start, stop))
-            self.inserted += len(tokens)
-            self._drop_overwritten()
+                done = self._put(self._waiting[0], chunk)
+                if self._waiting[0].done == len(self._waiting[0].tokens):
+                    self._close(self._waiting.popleft())
+            if most is not None:
+                most -= done
+
+    def _put(self, job: _Job, most: int) -> int:
+        """Puts the next tokens of a document in; returns how many."""
+        index = self.index
+        if not job.root:
+            # In order of use, for dropping the longest unused one.
+            job.root = self.root(job.namespace)
+            self.roots[job.namespace] = self.roots.pop(job.namespace)
+            job.start, job.shifted = index.position, index.shifted
+        tokens = job.tokens[job.done : job.done + most]
+        live = job.live
+        for token in tokens:
+            live = index.push(job.root, live, token)
+        job.live = live
+        job.done += len(tokens)
+        return len(tokens)
+
+    def _close(self, job: _Job) -> None:
+        index = self.index
+        index.close(job.root, job.live)
+        stop = index.position
+        moved = index.shifted - job.shifted
+        if moved:
+            job.start -= moved
+            for document in self.documents.values():
+                document.start -= moved
+                document.stop -= moved
+        self.record(Document(job.namespace, job.key, job.start, stop))
+        self.inserted += len(job.tokens)
+        self.let_go(job.namespace)
+        self._drop_overwritten()
 
     def record(self, document: Document) -> None:
         """Notes that a document is in the text."""
@@ -194,6 +249,7 @@ class Memory:
             "nodes": self.index.used,
             "max_nodes": self.index.max_nodes,
             "tokens": self.inserted,
+            "waiting": sum(len(job.tokens) - job.done for job in self._waiting),
             "documents": len(self.documents),
             "namespaces": len(self.roots),
             "bytes": self.index.memory_bytes() + 200 * len(self.documents),

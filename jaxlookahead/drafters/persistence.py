@@ -13,8 +13,9 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
+import stat
 import struct
-import tempfile
 from array import array
 from collections.abc import Hashable, Iterable
 from typing import Any
@@ -145,15 +146,22 @@ def pack(memory: Memory, vocab_size: int | None, fingerprint: str | None) -> lis
 
 
 def write_atomically(path: str | os.PathLike[str], parts: Iterable[bytes]) -> None:
-    """Writes a file so that its name holds either what it held before or all of the new content."""
-    path = os.fspath(path)
-    handle, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", dir=os.path.dirname(path) or ".")
+    """Writes a file so that its name holds either what it held before or all of the new content.
+
+    A symbolic link stays one: its target is written. A new file gets the permissions that any new file gets, one
+    that was there keeps its own.
+    """
+    path = os.path.realpath(path)
+    temporary = f"{path}.{secrets.token_hex(8)}"
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
             for part in parts:
                 file.write(part)
             file.flush()
             os.fsync(file.fileno())
+        with contextlib.suppress(FileNotFoundError):
+            os.chmod(temporary, stat.S_IMODE(os.stat(path).st_mode))
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from jaxlookahead.sampling.params import Sampling
@@ -86,6 +86,12 @@ class TopkDrafter(Drafter, Protocol):
 
     def observe_topk(self, request: Hashable, tokens: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
         """Tells the model's likeliest next tokens, likeliest first, after each of the verified `tokens`."""
+
+
+def topk_drafter(drafter: Drafter | None) -> TopkDrafter | None:
+    """The drafter, if it wants to observe what the model finds likely."""
+    # Asked for by name, not by protocol: a drafter may pass on to another one what it lacks.
+    return cast(TopkDrafter, drafter) if getattr(drafter, "wants_topk", 0) else None
 
 
 class StochasticDrafter(Drafter, Protocol):

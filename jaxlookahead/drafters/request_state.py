@@ -27,7 +27,9 @@ class RequestState:
         self.prompt_length = prompt_length
         self.rates = [0.5, 0.5]
         self.side: Side | None = None
+        self.asked: tuple[str, ...] = ()
         self.estimated: list[float] = []
+        self.topk: Sequence[Sequence[int]] = ()
         self._place: Place | None = None
         self._version = (-1, -1)
 
@@ -41,8 +43,10 @@ class RequestState:
         """Learns from the next token, then appends it; returns `texts` as they are after it."""
         place = self.locate(texts)
         side = self.side
-        if side is None or len(side) != len(texts.extras):
-            side = (None,) * len(texts.extras)
+        # Siblings come and go between a draft and what came of it.
+        names = tuple(source.name for source in texts.extras)
+        if side is None or self.asked != names:
+            side, self.asked = (None,) * len(texts.extras), names
         right = learn(texts, place, side, token)
         for source in (0, 1):
             if right[source] >= 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from jaxlookahead.drafters.calibration import EXTRA_START
 from jaxlookahead.drafters.protocol import Draft, Drafter, DrafterBase
 
 
@@ -16,10 +17,14 @@ class Source:
     Attributes:
       name: what it is called in statistics and labels.
       first: whether it is asked before the request's own and shared text, or for what these leave over.
+      start: how far it is trusted at first, from 0 to 1.
+      wants_topk: how many of the model's likeliest next tokens after every verified node `verified` should have.
     """
 
     name: str
     first: bool = False
+    start: float = EXTRA_START
+    wants_topk: int = 0
 
     def begin(self, request: Hashable, prompt: Sequence[int], namespace: Hashable | None) -> None:
         """A request starts."""
@@ -27,11 +32,25 @@ class Source:
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
         """A request goes on with tokens that the model emitted."""
 
+    def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
+        """A draft was scored; called before the `extend` of the same step.
+
+        Args:
+          request: whose draft it was.
+          draft: the nodes that were scored, of all sources.
+          accepted: the accepted nodes, a path.
+          topk: the model's likeliest next tokens, likeliest first: after the newest token, then after each node.
+            Empty where nobody told `TrieDrafter.observe_topk`.
+        """
+
     def end(self, request: Hashable, remember: bool) -> None:
         """A request ends."""
 
     def insert(self, tokens: Sequence[int], namespace: Hashable | None) -> None:
         """A document joins shared memory."""
+
+    def forget(self, namespace: Hashable | None) -> None:
+        """Everything of a namespace is removed."""
 
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
@@ -65,7 +84,7 @@ class SuccessorTable(Source):
         """
         if k < 1 or max_entries < 1:
             raise ValueError(f"k={k} and max_entries={max_entries} must be at least 1")
-        self.k = k
+        self.k = self.wants_topk = k
         self.max_entries = max_entries
         self._table: dict[tuple[Hashable | None, int], tuple[tuple[int, float], ...]] = {}
         weights = [1.0 / (rank + 1) ** 1.5 for rank in range(k)]
@@ -106,64 +125,6 @@ class SuccessorTable(Source):
 
     def step(self, state: Any, token: int) -> Any:
         return (state[0], token)
-
-
-class GuessPool(Source):
-    """N-grams that a model guessed in passing, such as the Jacobi iterates of lookahead decoding.
-
-    After "Break the Sequential Dependency of LLM Inference Using Lookahead Decoding" (Fu et al., 2024), whose
-    pool holds the newest few n-grams for each first token. Guesses are kept per request.
-    """
-
-    name = "guesses"
-
-    def __init__(self, per_token: int = 8) -> None:
-        """
-        Args:
-          per_token: n-grams kept for each first token.
-        """
-        if per_token < 1:
-            raise ValueError(f"per_token={per_token} must be at least 1")
-        self.per_token = per_token
-        self._pools: dict[Hashable, dict[int, dict[tuple[int, ...], None]]] = {}
-
-    def observe(self, request: Hashable, ngram: Sequence[int]) -> None:
-        """Adds a guessed n-gram of at least two tokens to a request's pool."""
-        if len(ngram) < 2:
-            return
-        head, *tail = (int(token) for token in ngram)
-        tails = self._pools.setdefault(request, {}).setdefault(head, {})
-        tails.pop(tuple(tail), None)
-        tails[tuple(tail)] = None
-        if len(tails) > self.per_token:
-            del tails[next(iter(tails))]
-
-    def open(
-        self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
-    ) -> Any:
-        pool = self._pools.get(request)
-        return (pool, self._tails(pool, text[-1])) if pool and len(text) else None
-
-    def predict(self, state: Any) -> Sequence[tuple[int, float]]:
-        shares: dict[int, float] = {}
-        weight = 0.5
-        for tail in state[1]:
-            shares[tail[0]] = shares.get(tail[0], 0.0) + weight
-            weight *= 0.5
-        return sorted(shares.items(), key=lambda item: -item[1])
-
-    def step(self, state: Any, token: int) -> Any:
-        pool, tails = state
-        going_on = [tail[1:] for tail in tails if tail[0] == token and len(tail) > 1]
-        return (pool, going_on + self._tails(pool, token))
-
-    def end(self, request: Hashable, remember: bool) -> None:
-        del remember
-        self._pools.pop(request, None)
-
-    @staticmethod
-    def _tails(pool: dict[int, dict[tuple[int, ...], None]], token: int) -> list[tuple[int, ...]]:
-        return list(reversed(pool.get(token, {})))
 
 
 Propose = Callable[[list[int], int, int], tuple[Any, ...]]

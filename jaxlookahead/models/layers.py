@@ -16,8 +16,12 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-# Tokens that a blocked product takes at once, and blocks in a part of a projection and of a vocabulary.
+from jaxlookahead.layout import as_it_lies, lies_swapped, one_device
+
+# Tokens that a blocked product takes at once, the most that a lookup on TPU takes one by one, and blocks in a part of
+# a projection and of a vocabulary.
 TOKENS_AT_ONCE = 32
+TOKENS_ONE_BY_ONE = 128
 PROJECTION_BLOCKS = 12
 VOCABULARY_BLOCKS = 48
 
@@ -108,7 +112,7 @@ class Embedding(Linear):
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """`[B, T]` token ids to `[B, T, E]`."""
         if not self.parts:
-            return jnp.take(self.weight[...], tokens, axis=0)
+            return _lookup(self.weight[...], tokens)
         first, *rest = self.blocked()
         block, rows = first.shape[2], first.shape[0] * first.shape[2]
         found = first[jnp.minimum(tokens, rows - 1) // block, :, tokens % block]
@@ -135,6 +139,23 @@ def activate(kind: str, gate: jax.Array, up: jax.Array | None = None) -> jax.Arr
     else:
         y = jax.nn.silu(gate) if kind == "silu" else jax.nn.relu(gate)
     return y if up is None else y * up
+
+
+def _lookup(weight: jax.Array, tokens: jax.Array) -> jax.Array:
+    """`[V, E]` and `[B, T]` token ids to `[B, T, E]`."""
+
+    def gather(weight: jax.Array, tokens: jax.Array) -> jax.Array:
+        return jnp.take(weight, tokens, axis=0)
+
+    def one_by_one(weight: jax.Array, tokens: jax.Array) -> jax.Array:
+        weight, ids = as_it_lies(weight), jnp.clip(tokens.reshape(-1), 0, weight.shape[0] - 1)
+        rows = [as_it_lies(lax.dynamic_slice_in_dim(weight, i, 1), weight) for i in ids]
+        return jnp.concatenate(rows).reshape(*tokens.shape, -1)
+
+    # A gather would copy all of a weight that lies swapped.
+    if one_device() and lies_swapped(weight) and tokens.size <= TOKENS_ONE_BY_ONE:
+        return lax.platform_dependent(weight, tokens, tpu=one_by_one, default=gather)
+    return gather(weight, tokens)
 
 
 def part_sizes(out: int, block: int, at_once: int) -> list[int]:

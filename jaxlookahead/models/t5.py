@@ -283,6 +283,11 @@ class T5Model:
         """Positions have no limit."""
         return None
 
+    @property
+    def start_token(self) -> int:
+        """The id that a response starts behind."""
+        return self.config.start_token
+
     def module(self, weights: Params) -> T5:
         """The module with these weights, to train or inspect."""
         graph, _ = nnx.split(nnx.eval_shape(lambda: T5(self.config, rngs=nnx.Rngs(0))))

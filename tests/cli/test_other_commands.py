@@ -6,10 +6,14 @@ import os
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from jaxlookahead.cli import demo, doctor
+from jaxlookahead.bench import aot, peers
+from jaxlookahead.bench.peers import Response
+from jaxlookahead.cli import bench, demo, doctor
 from jaxlookahead.cli.main import COMMANDS
+from jaxlookahead.decoding import generate
 
 TRACE = {"name": "a", "task": "t", "split": "test", "prompt": [1, 2, 3], "response": [1, 2, 3, 1, 2, 3, 1, 2]}
 
@@ -50,6 +54,77 @@ def test_replay_says_what_is_wrong(cli, complaint, tmp_path, content, options, m
     result = cli("replay", str(file), *options)
     assert result.code == 1
     assert message in complaint(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--models", "gpt-5"], "no shapes of a model 'gpt-5'"),
+        (["--devices", "3"], "devices must be 1 to 2"),
+        ([], 'pip install "jax[tpu]"'),
+    ],
+)
+def test_aot_says_what_is_wrong(cli, complaint, monkeypatch, options, message):
+    if options:
+        monkeypatch.setattr(aot, "topology_devices", lambda topology: jax.devices() * 2)
+    else:
+        monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    for name in ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "ALLOW_MULTIPLE_LIBTPU_LOAD"):
+        monkeypatch.setenv(name, "")
+    result = cli("aot", *options)
+    assert result.code == 1 and message in complaint(result)
+
+
+def _prompts(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"name": f"{i}", "task": "t", "prompt": [1, 2, 3, 1, 2, i], "max_new_tokens": 4} for i in range(2)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def test_bench_compares_with_peers(cli, tmp_path, monkeypatch):
+    def make(name, loaded):
+        def decode(prompt, max_new_tokens):
+            output = generate(*list(loaded)[:2], [prompt], max_new_tokens=max_new_tokens, drafter=None)[0]
+            tokens = output.tokens.tolist()
+            return Response(len(tokens), [*tokens[:-1], (tokens[-1] + (prompt[-1] == 1)) % loaded.model.vocab_size])
+
+        return {name: decode, "silent": lambda prompt, limit: Response(limit, None)}
+
+    monkeypatch.setattr(bench, "make_peers", make)
+    result = cli("bench", _prompts(tmp_path), "--against", "xllamacpp", "--json", "--drafter", "prompt_lookup")
+    assert result.code == 0, result.err
+    rows = {row["method"]: row for row in map(json.loads, result.out.splitlines()) if row["task"] == "t"}
+    assert {name: row["tokens"] for name, row in rows.items()} == dict.fromkeys(rows, 8) and len(rows) == 4
+    # The peer's second response was made to differ; one that tells no tokens can't.
+    assert [row["different"] for row in rows.values()] == [0, 0, 1, 0]
+    assert "tokens_per_call" not in rows["silent"] and rows["plain"]["tokens_per_call"] == 1
+    plain = rows["plain"]
+    shares = sum(plain[f"{name}_share"] for name in ("prefill", "draft", "step", "other"))
+    assert shares == pytest.approx(1) and plain["wait_share"] < plain["step_share"]
+    assert plain["peak_memory_bytes"] > 1e7
+
+
+def test_bench_tries_every_drafter_and_number_of_rows(cli, tmp_path):
+    result = cli("bench", _prompts(tmp_path), "--rows", "1,2", "--drafter", "trie", "--drafter", "prompt_lookup")
+    assert result.code == 0, result.err
+    lines = [line for line in result.out.splitlines() if "trie, cold" in line or "prompt_lookup, cold" in line]
+    assert len(lines) == 8 and "rows" in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--against", "xllamacpp"], 1, "needs xllamacpp: pip install xllamacpp"),
+        (["--against", "xllamacpp", "--rows", "2"], 2, "one prompt at a time"),
+        (["--against", "transformers", "--temperature", "1"], 2, "one prompt at a time"),
+        (["--top-p", "0.5"], 2, "--top-p has no effect"),
+    ],
+)
+def test_bench_says_which_options_do_not_go(cli, complaint, tmp_path, monkeypatch, options, code, message):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    result = cli("bench", _prompts(tmp_path), *options)
+    assert result.code == code and message in complaint(result)
 
 
 @pytest.mark.parametrize(

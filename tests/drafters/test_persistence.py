@@ -250,6 +250,28 @@ def test_save_is_atomic(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["memory"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="permissions and links as on POSIX")
+def test_saved_as_any_other_file(tmp_path):
+    drafter = filled([[1, 2, 3]])
+    before = os.umask(0o027)
+    try:
+        drafter.save(tmp_path / "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o640
+    (tmp_path / "new").chmod(0o604)
+    (tmp_path / "link").symlink_to("new")
+    filled([[4, 5, 6]]).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o604
+    drafter.load(tmp_path / "new")
+    assert drafter.forget(("doc", 0)) == 1
+    (tmp_path / "dangling").symlink_to("absent")
+    drafter.save(tmp_path / "dangling")
+    assert (tmp_path / "dangling").is_symlink() and (tmp_path / "absent").is_file()
+    assert not [name for name in os.listdir(tmp_path) if "." in name]
+
+
 def test_names_that_cannot_be_saved(tmp_path):
     drafter = TrieDrafter()
     drafter.insert([1, 2], namespace=frozenset([1]))

@@ -73,6 +73,11 @@ def test_A26_match_policies():
     assert draft(text, match="most_frequent", length=2) == [100, 5]
 
 
+def test_A21_a_longer_match_takes_the_place_of_shorter_ones():
+    assert draft([3, 50, 3, 51, 2, 3, 60, 2, 3], length=1) == [60]
+    assert draft([2, 3, 60, 3, 50, 3, 51, 2, 3], length=1) == [60]
+
+
 def test_short_longest_prefers_enough_tokens():
     text = [1, 2, 3, 4, 5, 1, 2, 1, 2]
     assert draft(text, length=5, short="keep") == [1, 2]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from jaxlookahead.drafters import Draft, TrieDrafter, expansion
 from jaxlookahead.drafters.estimates import estimate, mover
+from jaxlookahead.drafters.memory import BURST
 from jaxlookahead.drafters.protocol import Drafter
-from jaxlookahead.drafters.suffix_index import END
+from jaxlookahead.drafters.suffix_index import END, SuffixIndex
 
 texts_of = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=30), max_size=5)
 
@@ -348,6 +349,17 @@ def test_forget_a_request_and_a_namespace():
     assert paths(drafted(drafter, [1])) == paths(before)
 
 
+def test_A21_all_documents_of_a_key_are_dropped():
+    drafter = TrieDrafter()
+    drafter.insert([1, 2], key="short")
+    drafter.insert([1, 2], key="short")
+    drafter.insert([1, 2, 3], key="long")
+    assert drafter.forget("short") == 2
+    assert drafter.stats()["documents"] == 1
+    assert drafter.memory.index.contexts(drafter.memory.root(None))[(1,)] == 1
+    assert drafted(drafter, [1]).tokens == [2, 3]
+
+
 @settings(max_examples=60, deadline=None)
 @given(texts_of, st.lists(st.integers(0, 4), min_size=1, max_size=20), st.integers(1, 24))
 def test_draft_is_the_best_first_tree_of_the_estimates(texts, prompt, budget):
@@ -437,3 +449,63 @@ def test_threads_may_draft_while_another_inserts():
     assert not problems
     assert drafter.stats()["nodes"] <= 5000
     assert drafter.stats()["documents"] > 0
+
+
+def test_F11_no_call_puts_in_more_than_a_burst_and_none_looks_at_many_records(monkeypatch):
+    drafter = TrieDrafter(max_nodes=3000)
+    rng = random.Random(0)
+    text = [rng.randrange(50) for _ in range(3 * BURST)]
+    most_records = 0
+    push = SuffixIndex.push
+
+    def counted(index, *args):
+        nonlocal pushed, most_records
+        before, total = index.hand, len(index.nodes) // 16
+        found = push(index, *args)
+        if index is drafter.memory.index:
+            pushed += 1
+            most_records = max(most_records, (index.hand - before) % total)
+        return found
+
+    monkeypatch.setattr(SuffixIndex, "push", counted)
+    calls = [
+        lambda: drafter.insert(text, wait=False),
+        lambda: drafter.begin("r", [1]),
+        lambda: drafter.extend("r", text[:BURST]),
+        lambda: drafter.end("r"),
+        *[drafter.idle] * 4,
+    ]
+    for call in calls:
+        pushed = 0
+        call()
+        # And one for the end of each of the documents.
+        assert pushed <= BURST + 2
+    assert drafter.stats()["waiting"] == 0 and drafter.stats()["tokens"] == 4 * BURST
+    assert text[BURST - 1] in drafted(drafter, text[BURST - 9 : BURST - 1]).tokens
+    assert 0 < most_records < 2 * 6 * 96
+
+
+def test_whoever_needs_all_text_gets_it(tmp_path):
+    text = [i % 1000 for i in range(2 * BURST)]
+
+    def waiting():
+        drafter = TrieDrafter()
+        drafter.insert(text, wait=False, key="k", namespace="n")
+        assert drafter.stats()["waiting"] == BURST
+        return drafter
+
+    assert waiting().forget("k") == 1
+    drafter = waiting()
+    drafter.forget_namespace("n")
+    assert drafter.stats()["nodes"] == 0 and drafter.stats()["waiting"] == 0
+    drafter = waiting()
+    drafter.save(tmp_path / "trie")
+    for other in (TrieDrafter(), waiting()):
+        other.load(tmp_path / "trie")
+        assert other.stats()["tokens"] == len(text) and other.stats()["waiting"] == 0
+    drafter = waiting()
+    drafter.merge(waiting())
+    assert drafter.stats()["tokens"] == 2 * len(text)
+    drafter = waiting()
+    drafter.insert([1, 2], namespace="n")
+    assert drafter.stats()["waiting"] == 0 and not drafter.memory._held
