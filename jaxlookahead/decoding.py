@@ -6,12 +6,12 @@ import collections
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from jaxlookahead import accept, tree
-from jaxlookahead.drafters.protocol import Draft, Drafter, SamplingDrafter, StochasticDrafter, TopkDrafter
+from jaxlookahead.drafters.protocol import Draft, Drafter, SamplingDrafter, StochasticDrafter, topk_drafter
 from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult
 from jaxlookahead.mesh import mesh_of
@@ -54,12 +54,11 @@ class _Run:
         self.plain_steps = chosen_plain_steps(params, options.plain_steps)
         rows = check_count("rows", options.rows, 1)
         self.drafter = make_drafter(options.drafter)
-        self.observer = self.drafter if isinstance(self.drafter, TopkDrafter) and self.drafter.wants_topk else None
+        self.observer = topk_drafter(self.drafter)
         self.wants_topk = 0 if self.observer is None else self.observer.wants_topk
         # Drafts that were sampled: `generate` must know from which distribution.
-        self.stochastic: StochasticDrafter | None = None
-        if isinstance(self.drafter, StochasticDrafter) and self.drafter.stochastic and options.sampling is not None:
-            self.stochastic = self.drafter
+        by_chance = getattr(self.drafter, "stochastic", False) and options.sampling is not None
+        self.stochastic = cast(StochasticDrafter, self.drafter) if by_chance else None
         if self.stochastic is not None and self.stochastic.vocab_size != self.vocab_size:
             raise ValueError(
                 f"the draft model has {self.stochastic.vocab_size} token ids and the model {self.vocab_size}; drafts "
@@ -127,8 +126,9 @@ class _Run:
                 self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
-                    if request.sampling is not None and isinstance(self.drafter, SamplingDrafter):
-                        self.drafter.begin_sampling(request.handle, request.sampling, request.noise_id)
+                    if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
+                        informed = cast(SamplingDrafter, self.drafter)
+                        informed.begin_sampling(request.handle, request.sampling, request.noise_id)
                 limit = request.max_new_tokens
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:

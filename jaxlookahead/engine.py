@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import threading
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -101,6 +102,19 @@ def _pack(told: dict[str, jax.Array]) -> jax.Array:
     return jnp.concatenate([bits(told[name]) for name in names if name in told], axis=1)
 
 
+def _one_at_a_time(cached: Callable[..., Any]) -> Callable[..., Any]:
+    """A cached function that two threads never run at once: both would find nothing, and compile everything twice."""
+    lock = threading.Lock()
+
+    @functools.wraps(cached)
+    def call(*arguments: Any) -> Any:
+        with lock:
+            return cached(*arguments)
+
+    return call
+
+
+@_one_at_a_time
 @functools.lru_cache(maxsize=16)
 def compiled(
     model: Model,
@@ -133,8 +147,8 @@ def compiled(
     def trace(name: str, *bucket: Any) -> None:
         TRACES[(model, name, *bucket)] += 1
 
-    def allocate(batch: int, slots: int) -> Cache:
-        trace("allocate", batch, slots)
+    def allocate(batch: int, slots: int, what: str = "allocate") -> Cache:
+        trace(what, batch, slots)
         return model.init_cache(batch, slots)
 
     def start(rows: int, slots: int, rules: tuple[int, int, int], with_history: bool) -> State:
@@ -298,11 +312,15 @@ def compiled(
     jit_cache = functools.partial(jit, specs=specs)
     jit_prefill = functools.partial(jit, specs=with_whole_rows(specs, axes))
     jit_step = functools.partial(jit, specs=(specs, REPLICATED, REPLICATED), donate_argnums=(1, 2))
-    allocator = functools.cache(lambda *sizes: jit_cache(lambda: allocate(*sizes)))
-    prefill_allocator = functools.cache(lambda *sizes: jit_prefill(lambda: allocate(*sizes)))
-    starter = functools.cache(lambda *sizes: jit(lambda: start(*sizes)))
-    grower = functools.cache(lambda slots: jit_cache(lambda cache: grow(cache, slots)))
-    repeat = functools.cache(lambda steps: jit_step(functools.partial(plain, steps=steps)))
+
+    def once(make: Callable[..., Any]) -> Callable[..., Any]:
+        return _one_at_a_time(functools.cache(make))
+
+    allocator = once(lambda *sizes: jit_cache(lambda: allocate(*sizes)))
+    prefill_allocator = once(lambda *sizes: jit_prefill(lambda: allocate(*sizes, what="allocate_prefill")))
+    starter = once(lambda *sizes: jit(lambda: start(*sizes)))
+    grower = once(lambda slots: jit_cache(lambda cache: grow(cache, slots)))
+    repeat = once(lambda steps: jit_step(functools.partial(plain, steps=steps)))
     return Compiled(
         allocate=lambda *sizes: allocator(*sizes)(),
         allocate_prefill=lambda *sizes: prefill_allocator(*sizes)(),

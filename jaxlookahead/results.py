@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(repr=False)
 class Stats:
     """Counts and times of a run, or of one request.
 
@@ -59,6 +59,13 @@ class Stats:
         self.accepted += accepted
         self.histogram.extend([0] * (accepted + 1 - len(self.histogram)))
         self.histogram[accepted] += 1
+
+    def __repr__(self) -> str:
+        seconds = self.prefill_seconds + self.draft_seconds + self.step_seconds
+        return (
+            f"<Stats: {self.tokens} tokens in {self.row_steps} calls, {self.tokens_per_call:.2f} per call; "
+            f"{self.accepted} of {self.drafted} drafted accepted; {seconds:.3f} s>"
+        )
 
     def __str__(self) -> str:
         seconds = self.prefill_seconds + self.draft_seconds + self.step_seconds

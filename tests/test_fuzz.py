@@ -1,9 +1,13 @@
-"""Odd arguments and damaged files: nothing but the documented exceptions, and nothing lost."""
+"""Odd arguments and damaged files: nothing but the documented exceptions, and nothing lost.
+
+`JAXLOOKAHEAD_FUZZ=N` tries N times as many examples, other ones in every run.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -22,11 +26,15 @@ from jaxlookahead.sampling.params import Sampling
 GOLDEN = Path(__file__).parent / "golden"
 
 
+TIMES = int(os.environ.get("JAXLOOKAHEAD_FUZZ", "1"))
+
+
 def fuzz(examples: int):
-    """The same examples in every run."""
+    """The same examples in every run, but for long ones."""
     return hypothesis.settings(
-        max_examples=examples,
-        derandomize=True,
+        max_examples=examples * TIMES,
+        derandomize=TIMES == 1,
+        print_blob=True,
         deadline=None,
         database=None,
         suppress_health_check=list(hypothesis.HealthCheck),

@@ -22,7 +22,7 @@ from jax import lax
 from jaxlookahead import cache as caches
 from jaxlookahead.drafters.guesses import GuessPool
 from jaxlookahead.drafters.prompt_lookup import PromptLookup
-from jaxlookahead.drafters.protocol import Draft, Drafter, TopkDrafter
+from jaxlookahead.drafters.protocol import Draft, Drafter, topk_drafter
 from jaxlookahead.drafters.trie import TrieDrafter
 from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.replay.run import walk
@@ -174,7 +174,7 @@ def calls_of(
     Returns:
       the number of steps.
     """
-    wants_topk = drafter.wants_topk if isinstance(drafter, TopkDrafter) else 0
+    observer = topk_drafter(drafter)
     drafter.begin(request, prompt)
     done = calls = 0
     newest = prompt[-1]
@@ -185,9 +185,9 @@ def calls_of(
             found = drafter.draft(request, width - 1, depth)
             draft = normalize(found, budget=width - 1, max_depth=depth, vocab_size=vocab_size)
         accepted = walk(draft, response, done)
-        if isinstance(drafter, TopkDrafter) and wants_topk:
+        if observer is not None:
             rows = yield done, draft, accepted
-            drafter.observe_topk(request, [newest, *draft.tokens], [row[:wants_topk] for row in rows])
+            observer.observe_topk(request, [newest, *draft.tokens], [row[: observer.wants_topk] for row in rows])
         drafter.verified(request, draft, accepted)
         emitted = list(response[done : done + len(accepted) + 1])
         drafter.extend(request, emitted)

@@ -90,7 +90,7 @@ def find(source: str | os.PathLike[str], *, revision: str | None = None) -> Path
 
         return fetch()
     path = Path(text).expanduser()
-    if path.exists():
+    if text and path.exists():
         return path
     if isinstance(source, str) and _HUB_ID.fullmatch(text):
         return _download(text, revision)

@@ -50,7 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     sampling = common.sampling(arguments)
     if arguments.against and (arguments.rows != [1] or sampling is not None):
         raise common.UsageError("--against decodes greedily, one prompt at a time: leave out --rows and --temperature")
-    lines = _read(arguments.file)
+    if "warm" in (arguments.memory or ()) and "prompt_lookup" in (arguments.drafter or ()):
+        raise common.UsageError("--memory warm needs drafters with a memory: leave out --drafter prompt_lookup")
+    if arguments.plot is not None:
+        common.check_plot(arguments.plot)
+    lines = _selected(_read(arguments.file), arguments)
     loaded = common.load_model(arguments)
     requests, warm = _requests(lines, loaded, arguments)
     methods = [decode.Method("plain")]
@@ -84,17 +88,60 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+# What a line may hold, and how that is called.
+_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "name": (lambda x: isinstance(x, str), "a string"),
+    "task": (lambda x: isinstance(x, str), "a string"),
+    "text": (lambda x: isinstance(x, str), "a string"),
+    "split": (lambda x: isinstance(x, str), "a string"),
+    "prompt": (lambda x: _are_tokens(x) and len(x) > 0, "a list of token ids, not empty"),
+    "response": (lambda x: _are_tokens(x), "a list of token ids"),
+    "max_new_tokens": (lambda x: type(x) is int and x > 0, "an integer of at least 1"),
+}
+
+
+def _are_tokens(value: Any) -> bool:
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
 def _read(path: str) -> list[dict[str, Any]]:
     lines = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from error
-            if not isinstance(row, dict) or not ("text" in row or "prompt" in row):
-                raise ValueError(f"{path}, line {number} needs a field `text` or `prompt`")
-            lines.append({"name": f"line {number}", "task": "all", **row})
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    row = _parse(line, f"{path}, line {number}")
+                    lines.append({"name": f"line {number}", "task": "all", **row, "where": f"{path}, line {number}"})
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    return lines
+
+
+def _parse(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where} is no JSON: {error}") from None
+    if not isinstance(row, dict) or not ("text" in row or "prompt" in row):
+        raise ValueError(f"{where} needs a field `text` or `prompt`")
+    for field, (is_right, wanted) in _FIELDS.items():
+        if field in row and not is_right(row[field]):
+            shown = json.dumps(row[field])
+            raise ValueError(
+                f"{where}: field `{field}` must be {wanted}, got {shown if len(shown) < 60 else shown[:56] + ' ...'}"
+            )
+    return row
+
+
+def _selected(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """The lines of the tasks that are wanted."""
+    wanted = set(arguments.tasks.split(",")) if arguments.tasks else {line["task"] for line in lines}
+    unknown = wanted - {line["task"] for line in lines}
+    if unknown:
+        raise ValueError(f"--tasks names {sorted(unknown)}, which {arguments.file} does not hold")
+    lines = [line for line in lines if line["task"] in wanted]
+    if all(line.get("split") == "warm" for line in lines):
+        raise ValueError(f"{arguments.file} holds no prompt to decode")
     return lines
 
 
@@ -104,15 +151,9 @@ def _requests(
     from jaxlookahead.bench.decode import Request
     from jaxlookahead.checkpoints.tokenizer import chat_ids
 
-    wanted = arguments.tasks.split(",") if arguments.tasks else sorted({line["task"] for line in lines})
-    unknown = set(wanted) - {line["task"] for line in lines}
-    if unknown:
-        raise ValueError(f"--tasks names {sorted(unknown)}, which {arguments.file} does not hold")
     requests: list[Any] = []
     warm: dict[str, list[list[int]]] = {}
     for line in lines:
-        if line["task"] not in wanted:
-            continue
         if line.get("split") == "warm":
             if "response" in line:
                 warm.setdefault(line["task"], []).append(line["response"])
@@ -124,10 +165,13 @@ def _requests(
             if "prompt" in line
             else chat_ids(loaded.tokenizer, [{"role": "user", "content": line["text"]}])
         )
+        if max(ids) >= loaded.model.vocab_size:
+            raise ValueError(
+                f"{line['where']}: the prompt holds token id {max(ids)}, but the model's vocabulary has "
+                f"{loaded.model.vocab_size} ids, from 0"
+            )
         limit = line.get("max_new_tokens") or len(line.get("response", ())) or 128
         requests.append(Request(line["name"], line["task"], ids, min(limit, arguments.max_new_tokens or limit)))
-    if not requests:
-        raise ValueError(f"{arguments.file} holds no prompt to decode")
     return requests, warm
 
 

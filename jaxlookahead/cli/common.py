@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -107,3 +108,26 @@ def without_end(output: Output) -> Output:
     return dataclasses.replace(
         output, tokens=output.tokens[:-1], from_draft=output.from_draft[:-1], sources=output.sources[:-1]
     )
+
+
+def check_plot(path: str) -> None:
+    """Finds out before any work what stands against drawing to `path`.
+
+    Raises:
+      ValueError: matplotlib is missing, does not know the file's ending, or the file can't be written.
+    """
+    try:
+        from matplotlib.backend_bases import FigureCanvasBase
+    except ImportError:
+        raise ValueError("--plot needs matplotlib: pip install 'jaxlookahead[plots]'") from None
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if "." not in path or path.rpartition(".")[2].lower() not in formats:
+        raise ValueError(f"--plot {path}: the file's ending must be one of {', '.join(sorted(formats))}")
+    existed = os.path.exists(path)
+    try:
+        with open(path, "ab"):
+            pass
+    except OSError as error:
+        raise ValueError(f"can't write {path}: {error.strerror or error}") from None
+    if not existed:
+        os.remove(path)

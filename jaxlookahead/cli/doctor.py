@@ -9,9 +9,12 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxlookahead.cli import common
+
+if TYPE_CHECKING:
+    from jaxlookahead.checkpoints.load import Loaded
 
 _PACKAGES = ("jax", "jaxlib", "flax", "numpy", "transformers", "tokenizers", "gguf", "rich", "matplotlib")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -32,6 +35,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command. Returns 1 where drafting changes the output, or the model breaks the contract."""
     if arguments.dtype is not None and arguments.model is None:
         raise common.UsageError("--dtype is the dtype of --model: give one")
+    # What can't be loaded need not wait for the rest.
+    loaded = None if arguments.model is None else load(arguments.model, arguments.dtype)
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "versions": versions,
         "devices": devices,
@@ -39,8 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         "caches": caches,
         "lossless": lossless,
     }
-    if arguments.model is not None:
-        parts["model"] = lambda: model_check(arguments.model, arguments.dtype)
+    if loaded is not None:
+        parts["model"] = lambda: model_check(loaded)
     report = {}
     for name, part in parts.items():
         report[name] = part()
@@ -156,12 +161,16 @@ def lossless() -> dict[str, Any]:
     return found
 
 
-def model_check(source: str, dtype: str | None) -> dict[str, Any]:
-    """Loads a model and runs `check_model` on it."""
+def load(source: str, dtype: str | None) -> Loaded:
+    """Loads a model, and says so."""
+    print(f"loading {source} ...", file=sys.stderr)
+    return common.load(source, dtype=dtype)
+
+
+def model_check(loaded: Loaded) -> dict[str, Any]:
+    """Runs `check_model`."""
     from jaxlookahead.testing import ModelCheckError, check_model
 
-    print(f"loading {source} ...", file=sys.stderr)
-    loaded = common.load(source, dtype=dtype)
     try:
         report = check_model(loaded.model, loaded.params)
     except ModelCheckError as error:

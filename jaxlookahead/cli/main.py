@@ -40,11 +40,15 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. Returns 0, 1 for an error that it explains on stderr, 2 for wrong usage, 130 for Ctrl-C."""
     arguments = build_parser().parse_args(argv)
+    if sys.stdout is None:
+        print(f"jaxlookahead {arguments.command}: standard output is closed", file=sys.stderr)
+        return 1
     try:
-        return arguments.run(arguments)
+        status: int = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
     except BrokenPipeError:
-        # The reader has gone; Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -53,10 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.traceback:
             raise
         print(f"jaxlookahead {arguments.command}: {_one_line(error)}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return 2 if isinstance(error, UsageError) else 1
 
 
+def _drop_output() -> None:
+    """Nobody reads standard output, or its disk is full: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _one_line(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{'output' if error.filename is None else error.filename or repr('')}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import tempfile
 from typing import Any
 
 from jaxlookahead.cli.common import UsageError
@@ -30,13 +31,19 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError("--memory and --save-memory need the drafter `trie`")
     # The first of several runs with one file has nothing to read.
     if memory is not None and not (os.path.isfile(memory) or (memory == save and not os.path.exists(memory))):
-        raise UsageError(f"--memory {memory}: no such file")
+        raise UsageError(f"--memory {memory}: {'is a directory' if os.path.isdir(memory) else 'no such file'}")
     if save is not None:
         folder = os.path.dirname(save) or "."
         if not os.path.isdir(folder):
             raise UsageError(f"--save-memory {save}: {folder} is no directory")
-        if os.path.isdir(save) or not os.access(folder, os.W_OK):
-            raise UsageError(f"--save-memory {save}: can't be written")
+        if os.path.isdir(save):
+            raise UsageError(f"--save-memory {save}: is a directory")
+        try:
+            # Permissions alone do not tell: some file systems take no new files from anybody.
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise UsageError(f"--save-memory {save}: can't be written ({error.strerror})") from None
 
 
 def open_drafter(arguments: argparse.Namespace, loaded: Any) -> Any:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from jaxlookahead.cli import common
 from jaxlookahead.drafters.protocol import Drafter
 from jaxlookahead.replay.drafters import NAMED, drafter_factory
 from jaxlookahead.replay.report import plot, ratio_json, result_json, table
@@ -68,9 +69,7 @@ def run(args: argparse.Namespace) -> int:
     if args.fill and (args.cold or args.isolated or not any(row.split == "warm" for row in traces)):
         raise ValueError("--fill varies the warm rows, which are missing or left out here")
     if args.plot is not None:
-        problem = _plot_problem(args.plot)
-        if problem:
-            raise ValueError(problem)
+        common.check_plot(args.plot)
 
     def measure(make: Callable[[], Drafter], budget: int) -> ReplayResult:
         return replay(
@@ -118,20 +117,3 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise ValueError(f"can't write {args.plot}: {error.strerror or error}") from None
     return 0
-
-
-def _plot_problem(path: str) -> str:
-    """What stands against drawing to `path`, empty for nothing: found before the replay, not after it."""
-    try:
-        from matplotlib.backend_bases import FigureCanvasBase
-    except ImportError:
-        return "--plot needs matplotlib: pip install 'jaxlookahead[plots]'"
-    formats = FigureCanvasBase.get_supported_filetypes()
-    ending = path.rpartition(".")[2].lower()
-    if "." not in path or ending not in formats:
-        return f"--plot {path}: the file's ending must be one of {', '.join(sorted(formats))}"
-    try:
-        with open(path, "ab"):
-            return ""
-    except OSError as error:
-        return f"can't write {path}: {error.strerror or error}"

@@ -184,6 +184,7 @@ class DraftModel(DrafterBase):
         self._q: jax.Array | None = None
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
+        """See `Drafter`."""
         del namespace
         taken = {other.row for other in self._requests.values()}
         row = next(row for row in range(len(taken) + 1) if row not in taken)
@@ -192,21 +193,25 @@ class DraftModel(DrafterBase):
         self.extend(request, prompt)
 
     def begin_sampling(self, request: Hashable, sampling: Sampling, request_id: int) -> None:
+        """See `SamplingDrafter`."""
         self._requests[request].sampling = _known(sampling, self.vocab_size)
         self._requests[request].request_id = request_id
         self._arrays = None
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """See `Drafter`."""
         state = self._requests[request]
         state.text.extend(tokens)
         state.readable &= max(tokens, default=0) < self.vocab_size
         self._drafts.pop(request, None)
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
+        """See `Drafter`."""
         del remember, self._requests[request]
         self._drafts.pop(request, None)
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
+        """See `Drafter`."""
         state = self._requests[request]
         if self._max_length is not None:
             max_depth = min(max_depth, self._max_length - len(state.text))

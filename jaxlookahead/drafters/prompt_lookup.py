@@ -74,6 +74,7 @@ class PromptLookup(DrafterBase):
         self._texts: dict[Hashable, _Text] = {}
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
+        """See `Drafter`."""
         del namespace
         if request in self._texts:
             raise ValueError(f"request {request!r} has begun already: end it first")
@@ -81,6 +82,7 @@ class PromptLookup(DrafterBase):
         self.extend(request, prompt)
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """See `Drafter`."""
         text = self._text(request)
         seen = text.tokens
         for token in tokens:
@@ -95,6 +97,7 @@ class PromptLookup(DrafterBase):
             seen.append(int(token))
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
+        """See `Drafter`."""
         text = self._text(request)
         want = min(budget, max_depth, self.length)
         if want < 1:
@@ -108,6 +111,7 @@ class PromptLookup(DrafterBase):
         return Draft()
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
+        """See `Drafter`."""
         del remember
         self._text(request)
         del self._texts[request]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from jaxlookahead.sampling.params import Sampling
@@ -67,7 +67,6 @@ class Drafter(Protocol):
         """Called while the device works on a step: the place for work that need not finish before the next draft."""
 
 
-@runtime_checkable
 class SamplingDrafter(Drafter, Protocol):
     """A drafter that wants to know how its requests choose their tokens."""
 
@@ -75,7 +74,6 @@ class SamplingDrafter(Drafter, Protocol):
         """Called after the `begin` of a request that samples; `request_id` is the `r` of its noise."""
 
 
-@runtime_checkable
 class TopkDrafter(Drafter, Protocol):
     """A drafter that learns from what the model finds likely.
 
@@ -90,7 +88,12 @@ class TopkDrafter(Drafter, Protocol):
         """Tells the model's likeliest next tokens, likeliest first, after each of the verified `tokens`."""
 
 
-@runtime_checkable
+def topk_drafter(drafter: Drafter | None) -> TopkDrafter | None:
+    """The drafter, if it wants to observe what the model finds likely."""
+    # Asked for by name, not by protocol: a drafter may pass on to another one what it lacks.
+    return cast(TopkDrafter, drafter) if getattr(drafter, "wants_topk", 0) else None
+
+
 class StochasticDrafter(Drafter, Protocol):
     """A drafter that may draw its drafts by chance, to be accepted by chance.
 
@@ -113,7 +116,8 @@ class DrafterBase:
     """No-op defaults for the optional calls of `Drafter`."""
 
     def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
+        """See `Drafter`."""
         del request, draft, accepted
 
     def idle(self) -> None:
-        pass
+        """See `Drafter`."""

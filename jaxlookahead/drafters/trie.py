@@ -109,6 +109,7 @@ class TrieDrafter(DrafterBase):
         return max((source.wants_topk for source in self.sources), default=0)
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
+        """See `Drafter`."""
         tokens = token_list("prompt", prompt, self.vocab_size)
         with self._lock:
             if request in self._requests:
@@ -123,6 +124,7 @@ class TrieDrafter(DrafterBase):
                 source.begin(request, tokens, namespace)
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """See `Drafter`."""
         ids = token_list("tokens", tokens, self.vocab_size)
         with self._lock:
             state = self._state(request)
@@ -134,6 +136,7 @@ class TrieDrafter(DrafterBase):
                 source.extend(request, ids)
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
+        """See `Drafter`."""
         with self._lock:
             state = self._state(request)
             texts = self._texts(state)
@@ -160,6 +163,7 @@ class TrieDrafter(DrafterBase):
             return draft
 
     def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
+        """See `Drafter`."""
         with self._lock:
             state = self._state(request)
             self.memory.calibration(state.namespace).verified(state.estimated[: len(draft)], accepted)

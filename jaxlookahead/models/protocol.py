@@ -23,10 +23,12 @@ class Model(Protocol):
     """
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """`V`."""
 
     @property
-    def max_length(self) -> int | None: ...
+    def max_length(self) -> int | None:
+        """The most positions, or None."""
 
     def __hash__(self) -> int: ...
 

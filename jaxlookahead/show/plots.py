@@ -56,7 +56,10 @@ def plot_stats(stats: Stats, *, path: Path = None) -> Any:
     left.xaxis.get_major_locator().set_params(integer=True)
     left.set_title(f"{stats.tokens_per_call:.2f} tokens per call")
     shares = {"prefill": stats.prefill_seconds, "draft": stats.draft_seconds, "steps": stats.step_seconds}
-    right.barh(list(shares), list(shares.values()))
+    bars = right.barh(list(shares), list(shares.values()))
+    total = sum(shares.values())
+    right.bar_label(bars, [f"{seconds / total:.0%}" if total else "" for seconds in shares.values()], padding=2)
+    right.margins(x=0.15)
     right.invert_yaxis()
     right.set_xlabel("seconds, compilation included")
     return save(figure, path)

@@ -70,18 +70,22 @@ class Recorder:
         self._open: dict[Hashable, tuple[Draft, list[int]]] = {}
 
     def begin(self, request: Hashable, prompt: Sequence[int], *, namespace: Hashable | None = None) -> None:
+        """See `Drafter`."""
         self.drafter.begin(request, prompt, namespace=namespace)
         self._live[request] = (self._begun, int(prompt[-1]))
         self._begun += 1
 
     def draft(self, request: Hashable, budget: int, max_depth: int) -> Draft:
+        """See `Drafter`."""
         return self.drafter.draft(request, budget, max_depth)
 
     def verified(self, request: Hashable, draft: Draft, accepted: Sequence[int]) -> None:
+        """See `Drafter`."""
         self.drafter.verified(request, draft, accepted)
         self._open[request] = (draft, list(accepted))
 
     def extend(self, request: Hashable, tokens: Sequence[int]) -> None:
+        """See `Drafter`."""
         self.drafter.extend(request, tokens)
         emitted = [int(token) for token in tokens]
         number, newest = self._live[request]
@@ -93,11 +97,13 @@ class Recorder:
             self._live[request] = (number, emitted[-1])
 
     def end(self, request: Hashable, *, remember: bool = True) -> None:
+        """See `Drafter`."""
         self._live.pop(request, None)
         self._open.pop(request, None)
         self.drafter.end(request, remember=remember)
 
     def idle(self) -> None:
+        """See `Drafter`."""
         self.drafter.idle()
 
     def __getattr__(self, name: str) -> Any:

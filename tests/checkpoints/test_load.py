@@ -320,3 +320,8 @@ def changed_config(golden, tmp_path, **values):
 def test_contradicting_config_gives_one_error(golden, tmp_path, values, message):
     with pytest.raises(ValueError, match=message):
         load(changed_config(golden, tmp_path, **values), tokenizer=None)
+
+
+def test_an_empty_source_is_not_the_working_directory():
+    with pytest.raises(FileNotFoundError, match="source='' does not exist"):
+        load("")

@@ -4,10 +4,12 @@ import dataclasses
 import io
 import json
 import os
+import signal
 import sys
 
 import pytest
 
+import jaxlookahead
 from jaxlookahead.drafters import persistence
 
 SHORT = ("--max-new-tokens", "12", "--width", "4", "--rows", "2")
@@ -97,7 +99,8 @@ def test_ctrl_c_leaves_the_memory_file_whole(cli, tmp_path, monkeypatch):
         result = cli("generate", "other", "--memory", str(file), "--save-memory", str(file), *SHORT)
     assert result.code == 130 and result.err.endswith("interrupted\n")
     with monkeypatch.context() as patch:
-        patch.setattr("jaxlookahead.generate", interrupted, raising=False)
+        # In the middle of decoding.
+        patch.setattr(jaxlookahead.TrieDrafter, "verified", lambda *arguments: signal.raise_signal(signal.SIGINT))
         assert cli("generate", "other", "--memory", str(file), "--save-memory", str(file), *SHORT).code == 130
     assert file.read_bytes() == before
     assert os.listdir(tmp_path) == ["memory"]
@@ -112,7 +115,9 @@ USAGE = [
     (["generate", "x", "--temperature", "1", "--seed", "-1"], "seed"),
     (["generate", "x", "--memory", "nothing-here"], "no such file"),
     (["generate", "x", "--save-memory", "no-such-folder/file"], "is no directory"),
-    (["generate", "x", "--save-memory", "."], "can't be written"),
+    (["generate", "x", "--save-memory", "."], "is a directory"),
+    (["generate", "x", "--save-memory", "/proc/nobody-can-write-here"], "can't be written"),
+    (["generate", "x", "--memory", "."], "is a directory"),
     (["generate", "x", "--save-memory", "m", "--plain"], "need the drafter `trie`"),
     (["generate", "x", "--save-memory", "m", "--drafter", "prompt_lookup"], "need the drafter `trie`"),
 ]

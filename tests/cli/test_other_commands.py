@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -126,15 +129,86 @@ def test_bench_says_which_options_do_not_go(cli, complaint, tmp_path, monkeypatc
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file"), ("nonsense", "is no JSON"), ("{}", "needs a field"), ("", "holds no prompt")],
+    [
+        (None, "No such file"),
+        ("nonsense", "prompts.jsonl, line 1 is no JSON"),
+        ("[" * 5000, "line 1 is no JSON"),
+        (b"\xff\xfe", "prompts.jsonl is no UTF-8 text"),
+        ("{}", "needs a field"),
+        ('["text"]', "needs a field"),
+        ("", "holds no prompt"),
+        ('{"text": "a", "split": "warm"}', "holds no prompt"),
+        ('{"text": 5}', "line 1: field `text` must be a string, got 5"),
+        ('\n{"text": "a", "task": ["t"]}', "line 2: field `task` must be a string"),
+        ('{"text": "a", "name": null}', "field `name` must be a string, got null"),
+        ('{"text": "a", "max_new_tokens": "8"}', "field `max_new_tokens` must be an integer of at least 1"),
+        ('{"text": "a", "max_new_tokens": true}', "field `max_new_tokens`"),
+        ('{"prompt": "text"}', "field `prompt` must be a list of token ids"),
+        ('{"prompt": []}', "field `prompt`"),
+        ('{"prompt": [1, 2.5]}', "field `prompt`"),
+        ('{"prompt": [-1]}', "field `prompt`"),
+        ('{"prompt": [1], "response": 7}', "field `response` must be a list of token ids, got 7"),
+        ('{"prompt": [1], "response": [null]}', "field `response`"),
+        ('{"prompt": [96]}', "line 1: the prompt holds token id 96, but the model's vocabulary has 96 ids"),
+    ],
 )
 def test_bench_says_what_is_wrong(cli, complaint, tmp_path, content, message):
     file = tmp_path / "prompts.jsonl"
     if content is not None:
-        file.write_text(content)
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
     result = cli("bench", str(file))
     assert result.code == 1
     assert message in complaint(result)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--plot", "picture.xyz"], 1, "ending must be one of"),
+        (["--plot", "no-such-folder/picture.png"], 1, "can't write"),
+        (["--temperature", "-1"], 2, "Sampling.temperature = -1"),
+        (["--temperature", "nan"], 2, "Sampling.temperature"),
+        (["--memory", "warm", "--drafter", "prompt_lookup"], 2, "--memory warm needs"),
+        (["--tasks", "t,u"], 1, "--tasks names ['u']"),
+    ],
+)
+def test_bench_complains_before_it_loads_the_model(cli, complaint, tmp_path, monkeypatch, options, code, message):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"text": "a", "task": "t"}')
+    cli.loaded = AssertionError()
+    monkeypatch.chdir(tmp_path)
+    result = cli("bench", str(file), *options)
+    assert result.code == code and message in complaint(result)
+    assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
+
+
+def test_doctor_complains_about_a_model_first(cli, complaint, monkeypatch):
+    monkeypatch.setattr(doctor, "lossless", lambda: pytest.fail("ran"))
+    cli.loaded = ValueError("no checkpoint")
+    result = cli("doctor", "--model", "x")
+    assert result.code == 1 and result.out == "" and "no checkpoint" in complaint(result)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+def test_output_that_nobody_takes(tmp_path):
+    file = tmp_path / "traces.jsonl"
+    file.write_text(json.dumps(TRACE) + "\n")
+    command = f"exec '{sys.executable}' -m jaxlookahead replay '{file}'"
+
+    def run(redirection: str) -> tuple[int, str]:
+        # A pipe whose reader has gone before the first line.
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {redirection}"], stdout=writer, stderr=subprocess.PIPE, text=True
+        )
+        os.close(writer)
+        return done.returncode, done.stderr
+
+    assert run("") == (1, "")
+    assert run(">&-") == (1, "jaxlookahead replay: standard output is closed\n")
+    if os.path.exists("/dev/full"):
+        assert run("> /dev/full") == (1, "jaxlookahead replay: output: No space left on device\n")
 
 
 def test_demo_compares(cli, monkeypatch):
