@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -37,6 +37,18 @@ from jaxlookahead.width import WidthController, buckets
 
 # Steps without a draft after which several are taken at once.
 _PATIENCE = 2
+
+
+class _Taken(NamedTuple):
+    """What a step did to a row, to be told later."""
+
+    request: Request
+    draft: Draft
+    result: StepResult
+    row: int
+    accepted: list[int]
+    finish: str | None
+    plain: bool
 
 
 class _Run:
@@ -99,17 +111,20 @@ class _Run:
         adapt = options.adapt and self.processes.timed_alike
         self.controller = WidthController(self.width, self.engine.costs, kind) if adapt else None
         self.plain_in_turn = 0  # steps of width 1 since the last wider one
+        self.untold: list[_Taken] = []
 
     def generation(self) -> Generation:
         return Generation(outputs=[request.output() for request in self.requests], stats=self.stats)
 
-    def stream(self) -> Iterator[Chunk]:
+    def stream(self, *, at_once: bool = True) -> Iterator[Chunk]:
+        """Decodes. Without `at_once` the chunks of a step are made while the device works on the next one."""
         try:
             while True:
                 yield from self._admit()
                 if not any(self.rows):
+                    yield from self._tell()
                     return
-                yield from self._step()
+                yield from self._step(at_once)
         finally:
             for request in self.rows:
                 if request is not None and self.drafter is not None:
@@ -121,7 +136,7 @@ class _Run:
             while self.rows[row] is None and self.waiting:
                 request = self.waiting.popleft()
                 if request.max_new_tokens == 0:
-                    yield request.add(None, 0, 0, [], accept.FINISH_REASONS[accept.LENGTH])
+                    yield request.add_nothing(accept.FINISH_REASONS[accept.LENGTH])
                     continue
                 self.rows[row] = request
                 if self.drafter is not None:
@@ -149,7 +164,7 @@ class _Run:
             draft = Draft()
             # The step adds one token of the model's own to what it accepts.
             depth = request.max_new_tokens - request.emitted - 1
-            budget = request.width - 1
+            budget = min(request.width, self.width if self.controller is None else self.controller.reach) - 1
             if self.drafter is not None and budget > 0 and depth > 0:
                 draft = tree.normalize(
                     self.drafter.draft(request.handle, budget, depth),
@@ -171,7 +186,7 @@ class _Run:
                 request.draft = draft
         return packed
 
-    def _step(self) -> Iterator[Chunk]:
+    def _step(self, at_once: bool) -> Iterator[Chunk]:
         start = time.perf_counter()
         packed = self._draft()
         drafted = time.perf_counter()
@@ -185,6 +200,7 @@ class _Run:
             out = self.engine.dispatch_plain(packed[0, :, 0], self.plain_steps)
         else:
             out = self.engine.dispatch(packed, proposal)
+        chunks = self._tell()
         if self.drafter is not None:
             self.drafter.idle()
         waiting = time.perf_counter()
@@ -196,14 +212,15 @@ class _Run:
         self.stats.steps += max(int(result.counts.max()), 1) if plain else 1
         if not plain:
             self.engine.costs.measured(len(self.rows), width, self.engine.slots, done - drafted)
-        chunks = [self._tell(row, x, result, plain) for row, x in enumerate(self.rows) if x is not None]
+        self.untold = [self._take(row, x, result, plain) for row, x in enumerate(self.rows) if x is not None]
+        bad = [taken.request for taken in self.untold if taken.finish == accept.FINISH_REASONS[accept.BAD_LOGITS]]
+        if at_once or bad:
+            chunks += self._tell()
         yield from chunks
-        bad = [chunk for chunk in chunks if chunk.finish_reason == accept.FINISH_REASONS[accept.BAD_LOGITS]]
         if bad:
             raise BadLogitsError(
-                f"the model's logits for prompts[{bad[0].request}], token "
-                f"{self.requests[bad[0].request].emitted} of the response, are NaN or leave no token to choose; "
-                "check the parameters and the dtype",
+                f"the model's logits for prompts[{bad[0].index}], token {bad[0].emitted} of the response, are NaN or "
+                "leave no token to choose; check the parameters and the dtype",
                 self.generation(),
             )
 
@@ -213,18 +230,13 @@ class _Run:
             return False
         return self.drafter is None or self.plain_in_turn > _PATIENCE
 
-    def _tell(self, row: int, request: Request, result: StepResult, plain: bool) -> Chunk:
-        """Passes on what a row emitted, and frees the row if it ended."""
+    def _take(self, row: int, request: Request, result: StepResult, plain: bool) -> _Taken:
+        """Takes in what a row emitted, as far as the next step depends on it, and frees the row if it ended."""
         count = int(result.counts[row])
         finish = accept.FINISH_REASONS.get(int(result.finish[row]))
         tokens = result.tokens[row, :count].tolist()
-        accepted = [int(node) - 1 for node in result.nodes[row, :count] if node != tree.ROOT]
-        chunk = request.add(result, row, count, accepted, finish)
-        calls = [1] * count if plain else [count]
-        for stats in (request.stats, self.stats):
-            for emitted in calls:
-                stats.count(emitted=emitted, drafted=len(request.draft), accepted=len(accepted))
-        request.stats.steps += len(calls)
+        accepted = [node - 1 for node in result.nodes[row, :count].tolist() if node != tree.ROOT]
+        taken = _Taken(request, request.draft, result, row, accepted, finish, plain)
         if self.observer is not None:
             verified = [request.newest, *(tokens[:-1] if plain else request.draft.tokens)]
             likeliest = result.topk[row, : len(verified), : self.wants_topk]
@@ -232,8 +244,6 @@ class _Run:
         request.emitted += count
         if count:
             request.newest = tokens[-1]
-        if self.controller is not None:
-            self.controller.verified(request.draft, accepted)
         if self.drafter is not None:
             self.drafter.verified(request.handle, request.draft, accepted)
             self.drafter.extend(request.handle, tokens)
@@ -242,7 +252,23 @@ class _Run:
             self.engine.release(row)
             if self.drafter is not None:
                 self.drafter.end(request.handle, remember=finish != accept.FINISH_REASONS[accept.BAD_LOGITS])
-        return chunk
+        return taken
+
+    def _tell(self) -> list[Chunk]:
+        """Chunks and statistics of what was taken."""
+        chunks = []
+        for request, draft, result, row, accepted, finish, plain in self.untold:
+            chunks.append(request.add(result, row, draft, accepted, finish))
+            count = int(result.counts[row])
+            calls = [1] * count if plain else [count]
+            for stats in (request.stats, self.stats):
+                for emitted in calls:
+                    stats.count(emitted=emitted, drafted=len(draft), accepted=len(accepted))
+            request.stats.steps += len(calls)
+            if self.controller is not None:
+                self.controller.verified(draft, accepted)
+        self.untold = []
+        return chunks
 
 
 def generate(
@@ -340,7 +366,7 @@ def generate(
         processes=processes,
     )
     run = _Run(model, params, prompts, options)
-    chunks = run.stream()
+    chunks = run.stream(at_once=False)
     if progress:
         from jaxlookahead.show.progress import track
 

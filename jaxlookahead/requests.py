@@ -44,29 +44,40 @@ class Request:
     newest: int = 0  # the token that the next step starts from
     emitted: int = 0
 
-    def add(self, result: StepResult | None, row: int, count: int, accepted: list[int], finish: str | None) -> Chunk:
-        """Records what a step emitted; without a result, nothing."""
+    def add(self, result: StepResult, row: int, draft: Draft, accepted: list[int], finish: str | None) -> Chunk:
+        """Records what a step emitted."""
+        count = int(result.counts[row])
         sources: list[str | None] = [None] * count
-        if self.draft.sources is not None:
-            sources[: len(accepted)] = [self.draft.sources[node] for node in accepted]
-        if result is None:
-            tokens, nodes, margins = np.zeros((3, 0))
-            scores = {}
-        else:
-            tokens, nodes, margins = (x[row, :count] for x in (result.tokens, result.nodes, result.margins))
-            scores = {name: x[row, :count].copy() for name, x in result.scores.items()}
-            if self.top_logprobs:
-                at = result.path[row, :count]
-                scores["top_tokens"] = result.topk[row, at, : self.top_logprobs]
-                scores["top_logprobs"] = result.topk_logprobs[row, at, : self.top_logprobs]
+        if draft.sources is not None:
+            sources[: len(accepted)] = [draft.sources[node] for node in accepted]
+        scores = {name: x[row, :count].copy() for name, x in result.scores.items()}
+        if self.top_logprobs:
+            at = result.path[row, :count]
+            scores["top_tokens"] = result.topk[row, at, : self.top_logprobs]
+            scores["top_logprobs"] = result.topk_logprobs[row, at, : self.top_logprobs]
         chunk = Chunk(
             request=self.index,
             sample=self.sample,
-            tokens=tokens.astype(np.int32),
-            from_draft=nodes != tree.ROOT,
+            tokens=result.tokens[row, :count].astype(np.int32),
+            from_draft=result.nodes[row, :count] != tree.ROOT,
             sources=sources,
-            margins=margins.astype(np.float32),
+            margins=result.margins[row, :count].astype(np.float32),
             scores=scores,
+            finish_reason=finish,
+        )
+        self.chunks.append(chunk)
+        return chunk
+
+    def add_nothing(self, finish: str | None) -> Chunk:
+        """Records that there are no tokens."""
+        chunk = Chunk(
+            request=self.index,
+            sample=self.sample,
+            tokens=np.zeros(0, np.int32),
+            from_draft=np.zeros(0, bool),
+            sources=[],
+            margins=np.zeros(0, np.float32),
+            scores={},
             finish_reason=finish,
         )
         self.chunks.append(chunk)
@@ -74,7 +85,7 @@ class Request:
 
     def output(self) -> Output:
         """The response so far."""
-        parts = self.chunks or [self.add(None, 0, 0, [], None)]
+        parts = self.chunks or [self.add_nothing(None)]
         return Output(
             request=self.index,
             sample=self.sample,

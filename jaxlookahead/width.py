@@ -133,7 +133,13 @@ class WidthController:
         """
         self.widths = buckets(max_width)
         self.costs = costs
+        self._last = max_width
         self._acceptance = costs.acceptance[kind]
+
+    @property
+    def reach(self) -> int:
+        """How wide drafts are worth making: two widths above the last choice, so that it may rise."""
+        return min(4 * self._last, self.widths[-1])
 
     def choose(self, drafts: Sequence[Draft | None], slots: int) -> int:
         """The best width.
@@ -157,6 +163,7 @@ class WidthController:
         for draft in drafts:
             if draft is not None and draft.probs is None:
                 self._acceptance.pass_over(best - 1, len(draft))
+        self._last = best
         return best
 
     def verified(self, draft: Draft, accepted: Sequence[int]) -> None:
