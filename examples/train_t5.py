@@ -155,7 +155,10 @@ def run(path: Path, *, steps: int, tests: int, hidden: int = 96, vocab_size: int
     weights, losses = train(model, weights, fitting, steps)
     inputs = [source[-LENGTH:] for source, _ in coded[-tests:]]
     results = compare(model, weights, inputs)
-    shown = [(texts[-tests + i][0], tokenizer.decode(results["greedy"]["outputs"][i])) for i in range(min(tests, 3))]
+    shown = [
+        (texts[-tests + i][0], tokenizer.decode(results["greedy"]["outputs"][i], skip_special_tokens=False))
+        for i in range(min(tests, 3))
+    ]
     return {"losses": losses, "results": results, "shown": shown}
 
 

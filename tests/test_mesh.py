@@ -13,6 +13,7 @@ _COMMON = """
 import functools, sys
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from jaxlookahead.bench.hlo import Program
 from jaxlookahead import cache as caches, decoding, engine, on_device, tree
 from jaxlookahead.models.dummy import tiny_decoder
 from jaxlookahead.results import first_difference
@@ -62,6 +63,20 @@ for spec, rows, said in ((P("data"), 3, "does not fit"), (P("nowhere"), 2, "nowh
         raise AssertionError(spec)
 """
 
+_STEP = """
+calls = engine.compiled(model, "cpu", mesh)
+cache, state = calls.allocate(2, 128), calls.start(2, 128, (1, 1, 1), False)
+keys = cache["layer_0"]["k"]
+assert keys.sharding.shard_shape(keys.shape) == (2, 1, *keys.shape[2:]), keys.sharding
+packed = tree.pack([1, 2], [tree.draft_from_paths([[3, 4], [5]])] * 2, 4)
+cache, state, _ = calls.step(sharded, cache, state, packed, None)
+assert cache["layer_0"]["k"].sharding == keys.sharding
+if kind == AxisType.Auto:
+    program = Program.parse(calls.step.lower(sharded, cache, state, packed, None).compile().as_text())
+    found = program.collectives()
+    assert found and not [scope for _, scope in found if "/commit/" in scope], found
+"""
+
 _COMMIT = """
 axes = caches.find_axes(model)
 cache = model.init_cache(4, 64)
@@ -99,8 +114,8 @@ assert (np.asarray(got.tokens) == np.asarray(wanted.tokens)).all()
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 @pytest.mark.parametrize(
     "script",
-    [_SAME_TOKENS, _CACHE_SPEC, _COMMIT, _ON_DEVICE],
-    ids=["B28_same_tokens", "cache_spec", "no_collective_in_commit", "on_device"],
+    [_SAME_TOKENS, _CACHE_SPEC, _STEP, _COMMIT, _ON_DEVICE],
+    ids=["B28_same_tokens", "cache_spec", "cache_divided_by_heads", "no_collective_in_commit", "on_device"],
 )
 def test_eight_devices(script, kind):
     environment = {

@@ -72,7 +72,9 @@ try:
     decoding.generate(model, sharded, prompts, drafter=other, processes="check", **options)
 except RuntimeError as error:
     print("error", error)
-found = decoding.generate(model, sharded, prompts, drafter=other, processes="broadcast", **options)
+# By process 0's clock, or without a clock.
+same(decoding.generate(model, sharded, prompts, drafter=other, processes="broadcast", **options))
+found = decoding.generate(model, sharded, prompts, drafter=other, processes="broadcast", adapt=False, **options)
 same(found)
 print("broadcast", found.stats.drafted, found.stats.accepted, found.stats.histogram)
 """

@@ -42,7 +42,7 @@ class Compilation:
       bytes_by_xla: the compiler's own count, see `bench.hlo`.
       params: bytes of the parameters.
       cache: bytes of the cache.
-      temporary: bytes of temporary memory.
+      temporary: bytes of temporary memory, the core's own that weights are fetched ahead to included.
       aliased: bytes of the results that lie where the donated arguments were.
       cache_copies: copies of a whole leaf of the cache within main memory.
       collectives: counts by kind and outermost scope, such as `all-reduce in forward`.

@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxlookahead.decoding import generate
 from jaxlookahead.drafters.trie import TrieDrafter
-from jaxlookahead.results import Output, first_difference
+from jaxlookahead.results import Output, Stats, first_difference
 
 METHODS = ("plain, static", "plain", "drafted")
 
@@ -60,8 +60,8 @@ def measure(
 
     Returns:
       For each number of rows and method: `rows`, `method`, `tokens`, `seconds`, `tokens_per_s`, `tokens_per_call`,
-      `steps`, `to_plain` (tokens/s to those of `plain` at as many rows), `different` (responses that differ from
-      plain's) and `compiled` (calls traced while timed).
+      `steps`, `prefill_share` (of the time), `to_plain` (tokens/s to those of `plain` at as many rows), `different`
+      (responses that differ from plain's) and `compiled` (calls traced while timed).
     """
     from jaxlookahead.engine import TRACES
 
@@ -74,7 +74,7 @@ def measure(
         for method in METHODS:
             traced = sum(TRACES.values())
             start = time.perf_counter()
-            outputs[method], steps, row_steps = _decode(method, model, params, prompts, lengths, slots, width)
+            outputs[method], stats = _decode(method, model, params, prompts, lengths, slots, width)
             seconds = time.perf_counter() - start
             tokens = sum(len(output.tokens) for output in outputs[method])
             found[method] = {
@@ -83,8 +83,9 @@ def measure(
                 "tokens": tokens,
                 "seconds": seconds,
                 "tokens_per_s": tokens / seconds,
-                "tokens_per_call": tokens / row_steps,
-                "steps": steps,
+                "tokens_per_call": tokens / sum(part.row_steps for part in stats),
+                "steps": sum(part.steps for part in stats),
+                "prefill_share": sum(part.prefill_seconds for part in stats) / seconds,
                 "compiled": sum(TRACES.values()) - traced,
             }
             progress(f"{slots} rows, {method}: {seconds:.1f} s")
@@ -104,20 +105,20 @@ def _decode(
     lengths: Sequence[int],
     rows: int,
     width: int | None,
-) -> tuple[list[Output], int, int]:
-    """The responses, the steps taken, and those counted once for each request in them."""
+) -> tuple[list[Output], list[Stats]]:
+    """The responses, and the statistics of each group."""
     drafter = TrieDrafter() if method == "drafted" else None
     group = rows if method == "plain, static" else len(prompts)
     outputs: list[Output] = []
-    steps = row_steps = 0
+    stats: list[Stats] = []
     for start in range(0, len(prompts), group):
         part = slice(start, start + group)
         done = generate(
             model, params, prompts[part], max_new_tokens=lengths[part], drafter=drafter, rows=rows, width=width
         )
         outputs += done
-        steps, row_steps = steps + done.stats.steps, row_steps + done.stats.row_steps
-    return outputs, steps, row_steps
+        stats.append(done.stats)
+    return outputs, stats
 
 
 def show(table: Sequence[dict[str, Any]]) -> None:
@@ -125,7 +126,9 @@ def show(table: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    out = Table("rows", "method", "tokens", "steps", "per call", "tokens/s", "to plain", "differ", "compiled")
+    out = Table(
+        "rows", "method", "tokens", "steps", "per call", "tokens/s", "to plain", "prefill", "differ", "compiled"
+    )
     for row in table:
         out.add_row(
             str(row["rows"]),
@@ -135,6 +138,7 @@ def show(table: Sequence[dict[str, Any]]) -> None:
             f"{row['tokens_per_call']:.2f}",
             f"{row['tokens_per_s']:.1f}",
             f"{row['to_plain']:.2f}",
+            f"{row['prefill_share']:.0%}",
             str(row["different"]),
             str(row["compiled"]),
         )

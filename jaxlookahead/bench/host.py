@@ -197,14 +197,14 @@ def measure(
 
 
 def show(rows: int, times: HostTimes, steps: Sequence[Step], timeline: int) -> None:
-    """Prints medians, and the moments of some steps."""
+    """Prints quantiles, and the moments of some steps."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("ms a step", "median", "90 %", title=f"{rows} row{'s' * (rows > 1)}, {len(times.gap)} steps")
+    table = Table("ms a step", "10 %", "median", "90 %", title=f"{rows} row{'s' * (rows > 1)}, {len(times.gap)} steps")
     for field in dataclasses.fields(times):
         values = getattr(times, field.name)
-        table.add_row(field.name, *(f"{np.quantile(values, q):.3f}" for q in (0.5, 0.9)))
+        table.add_row(field.name, *(f"{np.quantile(values, q):.3f}" for q in (0.1, 0.5, 0.9)))
     Console().print(table)
     if timeline and len(steps) > timeline + 1:
         names = [field.name for field in dataclasses.fields(Step)]

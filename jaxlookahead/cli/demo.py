@@ -49,7 +49,7 @@ PROMPTS = (
     ),
     (
         "chat",
-        "I have a free Saturday and it is raining. Give me a list of ten things to do at home, one line each.",
+        "I want to start running in the morning. Can you help me make a plan for the first four weeks?",
         192,
     ),
 )
@@ -166,10 +166,10 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(caption="coloured text: tokens that a draft had proposed and the model confirmed")
-    table.add_column("prompt")
-    for title in ("tokens", "calls", "tokens/call", "plain tokens/s", "lookahead tokens/s", "speed-up"):
+    table.add_column("prompt", no_wrap=True)
+    for title in ("tokens", "calls", "tokens\na call", "plain\ntokens/s", "lookahead\ntokens/s", "speed-up"):
         table.add_column(title, justify="right")
-    table.add_column("identical")
+    table.add_column("identical", no_wrap=True)
     for row in rows:
         if row["identical"]:
             same = "yes"
