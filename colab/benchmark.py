@@ -103,7 +103,7 @@ for row in table:
         )
 
 # %%
-from matplotlib.figure import Figure
+from jaxlookahead.show import Recorder, new_figure, plot_run, plot_stats
 
 
 def bars(table, what):
@@ -111,7 +111,7 @@ def bars(table, what):
     rows = [row for row in table if "tokens" in row]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     names = list(dict.fromkeys(row["method"] for row in rows))
-    figure = Figure(figsize=(8, 3), layout="constrained")
+    figure = new_figure(8, 3)
     axes = figure.subplots()
     for i, name in enumerate(names):
         mine = [row for row in rows if row["method"] == name]
@@ -119,7 +119,7 @@ def bars(table, what):
     axes.set_xticks([i + 0.1 * (len(names) - 1) for i in range(len(tasks))], tasks)
     axes.set_ylabel(what.replace("_", " "))
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
@@ -147,7 +147,7 @@ for adapt in (False, True):
         print(f"width {width:3}, {'measured cost' if adapt else 'whole drafts '}: {speeds[adapt, width]:.1f} tokens/s")
 
 # %%
-figure = Figure(figsize=(6, 3), layout="constrained")
+figure = new_figure(6, 3)
 axes = figure.subplots()
 for adapt, name in ((False, "whole drafts"), (True, "by measured cost")):
     axes.plot(WIDTHS, [speeds[adapt, width] for width in WIDTHS], marker=".", label=name)
@@ -161,8 +161,6 @@ figure
 # ## Where the time went, and from cold to warm
 
 # %%
-from jaxlookahead.show import Recorder, plot_run, plot_stats
-
 recorder = Recorder("trie")
 prompts = [request.prompt for request in requests] * 2
 result = jl.generate(

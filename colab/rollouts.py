@@ -182,9 +182,9 @@ for turn in range(ROUNDS):
     print(f"round {turn}: reward {history[-1][0]:.3f}, {history[-1][1]:.2f} tokens per call")
 
 # %%
-from matplotlib.figure import Figure
+from jaxlookahead.show import new_figure
 
-figure = Figure(figsize=(8, 3), layout="constrained")
+figure = new_figure(8, 3)
 left, right = figure.subplots(1, 2)
 left.plot([row[0] for row in history], marker=".")
 left.set_xlabel("round")

@@ -317,7 +317,7 @@ def compiled(
         return _one_at_a_time(functools.cache(make))
 
     allocator = once(lambda *sizes: jit_cache(lambda: allocate(*sizes)))
-    prefill_allocator = once(lambda *sizes: jit_prefill(lambda: allocate(*sizes, what="allocate_prefill")))
+    prefill_allocator = once(lambda *sizes: jit_prefill(lambda: allocate(sizes[0], sizes[1], "allocate_prefill")))
     starter = once(lambda *sizes: jit(lambda: start(*sizes)))
     grower = once(lambda slots: jit_cache(lambda cache: grow(cache, slots)))
     repeat = once(lambda steps: jit_step(functools.partial(plain, steps=steps)))

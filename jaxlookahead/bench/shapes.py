@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import Mesh, NamedSharding
 
-from jaxlookahead.models.protocol import Model, Params
+    from jaxlookahead.models.protocol import Model, Params
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama-3-8b": {
@@ -101,6 +102,9 @@ def tensor_parallel(params: Params, mesh: Mesh, axis: str) -> Any:
     residual stream by inputs, as Shoeybi et al. 2019 (https://arxiv.org/abs/1909.08053) do. What the axis does not
     divide is replicated.
     """
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
     size = mesh.shape[axis]
 
     def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:

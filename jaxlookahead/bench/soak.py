@@ -31,9 +31,6 @@ from jaxlookahead.results import Output, first_difference
 from jaxlookahead.sampling.params import Sampling
 from jaxlookahead.width import buckets
 
-_BATCH = 8
-_ROWS = 4
-_WIDTH = 8
 _STATM = Path("/proc/self/statm")
 
 
@@ -91,8 +88,8 @@ class Report:
         return int(np.median(self.resident[-quarter:]) - np.median(self.resident[:quarter]))
 
 
-def make_requests(vocab_size: int, count: int, max_new_tokens: int) -> Iterator[list[Request]]:
-    """Batches of different requests, greedy and sampled ones in turn: `count` in all.
+def make_requests(vocab_size: int, count: int, batch: int, max_new_tokens: int) -> Iterator[list[Request]]:
+    """Batches of `batch` different requests, two greedy and two sampled ones in turn: `count` requests in all.
 
     Prompts are short and random, a phrase over and over, or a question about one long text.
     """
@@ -105,10 +102,10 @@ def make_requests(vocab_size: int, count: int, max_new_tokens: int) -> Iterator[
         Sampling(),
     )
     numbers = iter(range(count))
-    while batch := list(itertools.islice(numbers, _BATCH)):
-        greedy = batch[0] // _BATCH % 2 == 0
+    while chosen := list(itertools.islice(numbers, batch)):
+        greedy = chosen[0] // batch % 4 < 2
         requests = []
-        for i in batch:
+        for i in chosen:
             words = rng.integers(0, vocab_size, int(rng.integers(2, 10))).tolist()
             requests.append(
                 Request(
@@ -147,6 +144,8 @@ def soak(
     different: int = 96,
     max_new_tokens: int = 24,
     max_nodes: int = 8192,
+    width: int = 8,
+    batch: int = 8,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Decodes `requests` requests and compares them with plain runs of their own.
@@ -159,33 +158,35 @@ def soak(
       different: how many different requests there are; they come again and again.
       max_new_tokens: the longest response.
       max_nodes: cap of each trie.
+      width: of steps.
+      batch: requests of a call, half of which decode together.
       progress: called with a line of text now and then.
     """
     started = time.perf_counter()
     before = collections.Counter(engine.TRACES)
-    batches = list(make_requests(model.vocab_size, different, max_new_tokens))
+    batches = list(make_requests(model.vocab_size, different, batch, max_new_tokens))
     report = Report(max_nodes=max_nodes)
     progress(f"{different} requests alone, without drafts")
-    wanted = [[decode(model, params, [request], drafter=None, rows=1)[0] for request in batch] for batch in batches]
+    wanted = [[decode(model, params, [one], drafter=None, rows=1)[0] for one in some] for some in batches]
     shared, *own = (_full_trie(model.vocab_size, max_nodes, seed) for seed in range(1 + threads))
     lock = threading.Lock()
 
-    def run(thread: int, number: int, width: int = _WIDTH) -> None:
-        batch = batches[number % len(batches)]
+    def run(thread: int, number: int, width: int = width) -> None:
+        chosen = batches[number % len(batches)]
         # Every batch comes to both kinds of drafter and of width control.
         turn = number // len(batches)
         outputs = decode(
             model,
             params,
-            batch,
+            chosen,
             drafter=shared if turn % 2 else own[thread],
             adapt=turn % 4 < 2,
             width=width,
-            rows=_ROWS,
+            rows=max(batch // 2, 1),
         )
         resident = _resident()
         with lock:
-            report.requests += len(batch)
+            report.requests += len(chosen)
             report.tokens += sum(len(output.tokens) for output in outputs)
             report.resident.append(resident)
             for one, other in zip(wanted[number % len(batches)], outputs, strict=True):
@@ -203,13 +204,13 @@ def soak(
             for done in [pool.submit(work, thread) for thread in range(threads)]:
                 done.result()
 
-    total = requests // _BATCH
+    total = requests // batch
     progress("warm-up")
     run_all(range(total // 4))
     # Widths that pay on another day.
-    for width in buckets(_WIDTH):
-        for number in (0, 1):
-            run(0, number + 2 * len(batches), width)
+    for narrower in buckets(width):
+        for number in (0, 2):
+            run(0, number + 2 * len(batches), narrower)
     warm = set(engine.TRACES)
     report.resident.clear()
     tenth = max(3 * total // 40, 1)

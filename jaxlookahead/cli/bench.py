@@ -230,5 +230,5 @@ def _plot(table: list[dict[str, Any]], path: str) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(tasks)), tasks, rotation=20, ha="right")
     axes.set_ylabel("tokens/s against plain decoding")
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from jaxlookahead.drafters.calibration import Calibration
 from jaxlookahead.drafters.estimates import Texts
@@ -17,9 +17,11 @@ from jaxlookahead.drafters.persistence import pack, unpack, write_atomically
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
 from jaxlookahead.drafters.request_state import ParentText, RequestState
 from jaxlookahead.drafters.siblings import LiveTexts, SiblingSource
-from jaxlookahead.drafters.snapshot import TrieSnapshot, take
 from jaxlookahead.drafters.sources import Source, SuccessorTable
 from jaxlookahead.drafters.suffix_index import MAX_TOKEN, SuffixIndex
+
+if TYPE_CHECKING:
+    from jaxlookahead.drafters.snapshot import TrieSnapshot
 
 
 class TrieDrafter(DrafterBase):
@@ -264,6 +266,8 @@ class TrieDrafter(DrafterBase):
 
     def snapshot(self, *, namespace: Hashable | None = None) -> TrieSnapshot:
         """What shared memory holds of a namespace now, as arrays for `on_device.generate`."""
+        from jaxlookahead.drafters.snapshot import take
+
         with self._lock:
             return take(self.memory.index, self.memory.root(namespace))
 

@@ -1,7 +1,7 @@
 """Pictures of what drafting did: responses in colour, draft trees, plots. For terminals and notebooks."""
 
 from jaxlookahead.show.html import Shown, show
-from jaxlookahead.show.plots import plot_acceptance, plot_run, plot_stats
+from jaxlookahead.show.plots import new_figure, plot_acceptance, plot_run, plot_stats
 from jaxlookahead.show.record import Recorder, Step
 from jaxlookahead.show.text import Detokenizer, coloured, pieces, printable, styles
 from jaxlookahead.show.trees import plot_tree, text_tree
@@ -12,6 +12,7 @@ __all__ = [
     "Shown",
     "Step",
     "coloured",
+    "new_figure",
     "pieces",
     "plot_acceptance",
     "plot_run",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import itertools
 import os
 from collections.abc import Sequence
@@ -15,7 +17,7 @@ Path = str | os.PathLike[str] | None
 
 
 def new_figure(width: float, height: float) -> Any:
-    """A matplotlib figure, in inches; no window, no global state.
+    """A matplotlib figure, in inches; no window, no global state. Notebooks display it.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -24,7 +26,19 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plots need matplotlib: pip install 'jaxlookahead[plots]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
+    return _displayed(Figure)(figsize=(width, height), layout="constrained")
+
+
+@functools.cache
+def _displayed(figure: Any) -> Any:
+    class Picture(figure):  # type: ignore[misc]
+        # Notebooks know how to display a `Figure` only once somebody has imported pyplot.
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    return Picture
 
 
 def save(figure: Any, path: Path) -> Any:
@@ -53,7 +67,8 @@ def plot_stats(stats: Stats, *, path: Path = None) -> Any:
     left.bar(range(len(stats.histogram)), stats.histogram)
     left.set_xlabel("accepted draft tokens")
     left.set_ylabel("steps")
-    left.xaxis.get_major_locator().set_params(integer=True)
+    for axis in (left.xaxis, left.yaxis):
+        axis.get_major_locator().set_params(integer=True)
     left.set_title(f"{stats.tokens_per_call:.2f} tokens per call")
     shares = {"prefill": stats.prefill_seconds, "draft": stats.draft_seconds, "steps": stats.step_seconds}
     bars = right.barh(list(shares), list(shares.values()))

@@ -63,7 +63,7 @@ def plot_tree(
     places = _layout(draft)
     depth = max((x for x, _ in places), default=0)
     height = max((y for _, y in places), default=0) + 1
-    figure = new_figure(2 + 1.2 * depth, 0.8 + 0.32 * height)
+    figure = new_figure(2 + 0.8 * depth, 0.8 + 0.32 * height)
     axes = figure.subplots()
     axes.set_axis_off()
     axes.set_xlim(-0.3, depth + 0.9)

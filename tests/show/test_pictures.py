@@ -7,6 +7,7 @@ import warnings
 
 import hypothesis
 import hypothesis.strategies as st
+import matplotlib.figure
 import pytest
 from rich.console import Console
 
@@ -110,6 +111,12 @@ def test_plots_are_saved(recorded, tmp_path):
     plot_run([], path=tmp_path / "no_run.png")
     assert all(path.stat().st_size > 1000 for path in tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 6
+
+
+def test_notebooks_display_figures_by_themselves(recorded):
+    figure = plot_stats(recorded[1].stats)
+    assert isinstance(figure, matplotlib.figure.Figure)
+    assert figure._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_picture_shows_the_numbers(recorded):
