@@ -46,7 +46,7 @@ def test_runs_from_top_to_bottom_without_a_network(name, monkeypatch, capsys):
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     # Every width compiles: few of them.
-    monkeypatch.setattr("jaxlookahead.decoding.default_width", lambda platform: 2)
+    monkeypatch.setattr("jaxlookahead.requests.default_width", lambda platform: 2)
     space = {"__name__": "__main__"}
     for number, (kind, source) in enumerate(cells(read(name))):
         if kind == "code" and not source.startswith("%pip"):
