@@ -79,6 +79,22 @@ def test_an_empty_trie_knows_nothing():
     assert int(size[0]) == 0 and np.asarray(snapshot.follow(node, 2)).tolist() == [[NOTHING, NOTHING]]
 
 
+def test_asking_for_an_unknown_namespace_drops_no_other():
+    drafter = TrieDrafter(depth=3, max_nodes=128)
+    drafter.insert([1, 2, 3], namespace="a")
+    before = drafter.stats()
+    for i in range(3):
+        drafter.snapshot(namespace=("unknown", i))
+    assert drafter.stats() == before
+
+
+def test_what_waits_is_put_in_first():
+    drafter = TrieDrafter()
+    drafter.insert(list(range(3000)), wait=False)
+    assert drafter.stats()["waiting"]
+    assert (np.asarray(drafter.snapshot().text) != NOTHING).sum() == 3000
+
+
 def test_after_eviction_and_wrapping():
     """What a snapshot drafts is in the documents that are still held."""
     rng = np.random.default_rng(0)
