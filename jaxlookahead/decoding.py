@@ -138,12 +138,13 @@ class _Run:
                 if request.max_new_tokens == 0:
                     yield request.add_nothing(accept.FINISH_REASONS[accept.LENGTH])
                     continue
-                self.rows[row] = request
                 if self.drafter is not None:
                     self.drafter.begin(request.handle, request.prompt, namespace=request.namespace)
-                    if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
-                        informed = cast(SamplingDrafter, self.drafter)
-                        informed.begin_sampling(request.handle, request.sampling, request.noise_id)
+                # From here on the request is ended, whatever happens.
+                self.rows[row] = request
+                if request.sampling is not None and hasattr(self.drafter, "begin_sampling"):
+                    informed = cast(SamplingDrafter, self.drafter)
+                    informed.begin_sampling(request.handle, request.sampling, request.noise_id)
                 limit = request.max_new_tokens
                 admissions.append(Admission(row, request.prompt, limit, self.eos_ids, self.stop, request.place))
         if admissions:
@@ -209,20 +210,16 @@ class _Run:
         self.stats.wait_seconds += done - waiting
         self.stats.draft_seconds += drafted - start
         self.stats.step_seconds += done - drafted
-        self.stats.steps += max(int(result.counts.max()), 1) if plain else 1
+        broke = result.finish == accept.BAD_LOGITS
+        self.stats.steps += max(int((result.counts + broke).max()), 1) if plain else 1
         if not plain:
             self.engine.costs.measured(len(self.rows), width, self.engine.slots, done - drafted)
         self.untold = [self._take(row, x, result, plain) for row, x in enumerate(self.rows) if x is not None]
-        bad = [taken.request for taken in self.untold if taken.finish == accept.FINISH_REASONS[accept.BAD_LOGITS]]
-        if at_once or bad:
+        if at_once or broke.any():
             chunks += self._tell()
         yield from chunks
-        if bad:
-            raise BadLogitsError(
-                f"the model's logits for prompts[{bad[0].index}], token {bad[0].emitted} of the response, are NaN or "
-                "leave no token to choose; check the parameters and the dtype",
-                self.generation(),
-            )
+        if broke.any():
+            raise BadLogitsError.of("prompts", self.generation())
 
     def _is_plain(self) -> bool:
         """Whether to take several steps without drafts at once: there is no drafter, or it had nothing for a while."""
@@ -260,7 +257,9 @@ class _Run:
         for request, draft, result, row, accepted, finish, plain in self.untold:
             chunks.append(request.add(result, row, draft, accepted, finish))
             count = int(result.counts[row])
-            calls = [1] * count if plain else [count]
+            # The step that found nothing to emit was one too.
+            broke = [0] * (finish == accept.FINISH_REASONS[accept.BAD_LOGITS])
+            calls = [1] * count + broke if plain else [count]
             for stats in (request.stats, self.stats):
                 for emitted in calls:
                     stats.count(emitted=emitted, drafted=len(draft), accepted=len(accepted))

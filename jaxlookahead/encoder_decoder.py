@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from jaxlookahead import decoding
-from jaxlookahead.drafters.protocol import Draft, Drafter
+from jaxlookahead.drafters.protocol import Draft, Drafter, TopkDrafter
 from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.models.protocol import Params
-from jaxlookahead.results import Generation, Stats
+from jaxlookahead.requests import check_count, per_prompt
+from jaxlookahead.results import BadLogitsError, Generation, Output, Stats
 
 
 class WithInputs:
@@ -49,6 +50,15 @@ class WithInputs:
         """See `Drafter`."""
         self.drafter.idle()
 
+    @property
+    def wants_topk(self) -> int:
+        """See `TopkDrafter`."""
+        return getattr(self.drafter, "wants_topk", 0)
+
+    def observe_topk(self, request: Hashable, tokens: Sequence[int], topk: Sequence[Sequence[int]]) -> None:
+        """See `TopkDrafter`."""
+        cast(TopkDrafter, self.drafter).observe_topk(request, tokens, topk)
+
 
 def generate(
     model: Any,
@@ -59,7 +69,8 @@ def generate(
     rows: int = 8,
     namespace: Hashable | None = None,
     sampling: Any = None,
-    max_new_tokens: int = 128,
+    width: int | Sequence[int] | None = None,
+    max_new_tokens: int | Sequence[int] = 128,
     **options: Any,
 ) -> Generation:
     """Decodes a response to each encoder input. The tokens are those of plain decoding, with any drafter.
@@ -76,11 +87,13 @@ def generate(
       rows: the most requests decoded together.
       namespace: which memory of the drafter all requests use and feed.
       sampling: one `Sampling` for all, or a list with one for each input; with `num_samples` 1.
-      max_new_tokens: the most tokens to emit for each input.
+      width: see `jaxlookahead.generate`; one number, or one for each input.
+      max_new_tokens: the most tokens to emit for each input; one number, or one for each.
       **options: further options of `jaxlookahead.generate`.
 
     Raises:
       TypeError, ValueError: an argument is wrong; nothing was computed yet.
+      BadLogitsError: the model gave NaN; holds what was decoded so far.
     """
     refused = sorted({"namespaces", "request_ids"} & set(options))
     if refused:
@@ -91,8 +104,9 @@ def generate(
     bad = [i for i, ids in enumerate(inputs) if not all(0 <= token < model.vocab_size for token in ids)]
     if bad:
         raise ValueError(f"inputs[{bad[0]}] holds token ids outside the vocabulary of {model.vocab_size}")
-    if rows < 1:
-        raise ValueError(f"rows must be at least 1, got {rows}")
+    rows = check_count("rows", rows, 1)
+    widths = per_prompt("width", width, len(inputs))
+    limits = [check_count("max_new_tokens", x, 0) for x in per_prompt("max_new_tokens", max_new_tokens, len(inputs))]
     per_input = list(sampling) if isinstance(sampling, (list, tuple)) else [sampling] * len(inputs)
     if len(per_input) != len(inputs):
         raise ValueError(f"sampling has {len(per_input)} entries for {len(inputs)} inputs; give one for each")
@@ -100,23 +114,31 @@ def generate(
         raise ValueError("num_samples other than 1 is not supported for encoder-decoder models; repeat the input")
     found = make_drafter(drafter)
     seen = None if found is None else WithInputs(found, inputs, namespace)
-    outputs, stats = [], Stats()
+    outputs: list[Output] = []
+    stats = Stats()
     for first in range(0, len(inputs), rows):
         chosen = range(first, min(first + rows, len(inputs)))
-        part = decoding.generate(
-            model,
-            model.with_inputs(weights, [inputs[i] for i in chosen]),
-            [[model.start_token]] * len(chosen),
-            drafter=seen,
-            rows=len(chosen),
-            namespaces=list(chosen),
-            request_ids=list(chosen),
-            sampling=None if sampling is None else [per_input[i] for i in chosen],
-            max_new_tokens=max_new_tokens,
-            **options,
-        )
-        outputs += part.outputs
+        broke = False
+        try:
+            part = decoding.generate(
+                model,
+                model.with_inputs(weights, [inputs[i] for i in chosen]),
+                [[model.start_token]] * len(chosen),
+                drafter=seen,
+                rows=len(chosen),
+                namespaces=list(chosen),
+                request_ids=list(chosen),
+                sampling=None if sampling is None else [per_input[i] for i in chosen],
+                width=[widths[i] for i in chosen],
+                max_new_tokens=[limits[i] for i in chosen],
+                **options,
+            )
+        except BadLogitsError as error:
+            part, broke = error.generation, True
+        outputs += [dataclasses.replace(output, request=first + output.request) for output in part]
         stats = _sum(stats, part.stats)
+        if broke:
+            raise BadLogitsError.of("inputs", Generation(outputs=outputs, stats=stats))
     return Generation(outputs=outputs, stats=stats)
 
 

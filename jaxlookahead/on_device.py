@@ -138,6 +138,7 @@ def generate(
         )
     if width < 1 or max_ngram < 1:
         raise ValueError(f"width={width} and max_ngram={max_ngram} must be at least 1")
+    trie = None if trie is None else trie.within(model.vocab_size)
     slots = longest + max_new_tokens + width
     with jax.named_scope("prefill"):
         _, cache = prefill(model, params, model.init_cache(batch, slots), prompts.astype(jnp.int32), jnp.int32(0))

@@ -16,6 +16,7 @@ from jaxlookahead.models.protocol import Model, Params
 from jaxlookahead.results import Chunk, Output, Stats
 from jaxlookahead.sampling.arrays import SamplingArrays, Sizes, pack
 from jaxlookahead.sampling.constraints import Constraint
+from jaxlookahead.sampling.decide import LOGPROBS
 from jaxlookahead.sampling.params import Sampling
 from jaxlookahead.sampling.processors import Processor
 from jaxlookahead.width import default_width
@@ -70,6 +71,10 @@ class Request:
 
     def add_nothing(self, finish: str | None) -> Chunk:
         """Records that there are no tokens."""
+        scores = {} if self.sampling is None else {name: np.zeros(0, np.float32) for name in LOGPROBS}
+        if self.top_logprobs:
+            scores["top_tokens"] = np.zeros((0, self.top_logprobs), np.int32)
+            scores["top_logprobs"] = np.zeros((0, self.top_logprobs), np.float32)
         chunk = Chunk(
             request=self.index,
             sample=self.sample,
@@ -77,7 +82,7 @@ class Request:
             from_draft=np.zeros(0, bool),
             sources=[],
             margins=np.zeros(0, np.float32),
-            scores={},
+            scores=scores,
             finish_reason=finish,
         )
         self.chunks.append(chunk)

@@ -166,6 +166,16 @@ class BadLogitsError(FloatingPointError):
         super().__init__(message)
         self.generation = generation
 
+    @classmethod
+    def of(cls, argument: str, generation: Generation) -> BadLogitsError:
+        """Names the first response that broke off, by the place of its prompt in `argument`."""
+        bad = next(output for output in generation if output.finish_reason == "bad_logits")
+        return cls(
+            f"the model's logits for {argument}[{bad.request}], token {len(bad.tokens)} of the response, are NaN or "
+            "leave no token to choose; check the parameters and the dtype",
+            generation,
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Difference:

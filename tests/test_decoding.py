@@ -335,5 +335,13 @@ def test_broken_drafter_is_named(tiny):
         generate(*tiny, [[1]], drafter=Failing())
 
 
+def test_a_drafter_that_refuses_a_prompt_is_heard(tiny):
+    """Its own words come through, and the requests before it end."""
+    drafter = TrieDrafter(vocab_size=30)
+    with pytest.raises(ValueError, match="prompt holds the token id 40: ids must be from 0 to 29"):
+        generate(*tiny, [[1, 2], [40]], drafter=drafter, max_new_tokens=4)
+    drafter.forget_namespace(None)
+
+
 def test_prompt_lookup_object(tiny, prompts, plain):
     assert_same(plain, forced(*tiny, prompts, drafter=PromptLookup(match="earliest"), max_new_tokens=60))

@@ -82,6 +82,9 @@ def test_plain_steps_stop_at_bad_logits(tiny):
     with pytest.raises(BadLogitsError, match=r"prompts\[0\], token 4 of the response") as caught:
         generate(Breaks(model, 6), params, [[1, 2, 3]], drafter=None, plain_steps=8, max_new_tokens=10)
     assert len(caught.value.generation.tokens[0]) == 4
+    # As many steps as one by one, the one that broke included.
+    stats = caught.value.generation.stats
+    assert (stats.steps, stats.row_steps, stats.histogram, stats.tokens) == (5, 5, [5], 4)
 
 
 def test_width_of_each_request(tiny, prompts, plain):
@@ -112,6 +115,10 @@ def test_top_logprobs(tiny, prompts):
         for a, b in zip(wanted, got, strict=True):
             assert (a.scores["top_tokens"] == b.scores["top_tokens"]).all()
             np.testing.assert_allclose(a.scores["top_logprobs"], b.scores["top_logprobs"], atol=1e-4)
+    nothing = generate(*tiny, prompts[:1], drafter=None, **common | {"max_new_tokens": 0})[0].scores
+    assert {name: (x.shape, x.dtype) for name, x in nothing.items()} == {
+        name: ((0, *x.shape[1:]), x.dtype) for name, x in wanted[0].scores.items()
+    }
     for wrong in (-1, 51, True):
         with pytest.raises((ValueError, TypeError), match="top_logprobs"):
             generate(*tiny, prompts, top_logprobs=wrong)

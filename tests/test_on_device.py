@@ -64,6 +64,12 @@ def test_a_trie_makes_it_faster(tiny, prompts):
         memory.insert([*prompt, *response])
     warm = run(tiny, prompts[:2], max_new_tokens=30, trie=memory.snapshot())
     assert responses(warm) == responses(cold) and int(warm.steps) < int(cold.steps)
+    # Text of another vocabulary: the ids that the model lacks are never drafted.
+    for prompt, response in zip(prompts[:2], responses(cold), strict=True):
+        for i in range(1, 30):
+            memory.insert([*prompt, *response[:i], 50 + i, 60])
+    mixed = run(tiny, prompts[:2], max_new_tokens=30, trie=memory.snapshot())
+    assert responses(mixed) == responses(cold)
 
 
 @pytest.mark.parametrize(

@@ -126,17 +126,23 @@ class ParentText(Source):
     ) -> None:
         self._texts = Texts(nothing, nothing_root, shared, root, calibration, (2, 2))
         self._move = mover(self._texts)
+        # Text may go in, or go, between a draft and the tokens that come of it; nodes of then may be anything by now.
+        self._version = (shared.version, root)
 
     def open(
         self, request: Hashable, namespace: Hashable | None, text: Sequence[int], budget: int, max_depth: int
     ) -> Any:
         found = search(self._texts.shared, self._texts.shared_root, text)
-        return (self._texts.own_root, 0, -1, *found)
+        return self._version, (self._texts.own_root, 0, -1, *found)
 
     def predict(self, state: Any) -> Sequence[tuple[int, float]]:
-        found = estimate(self._texts, state)
+        version, place = state
+        if version != self._version:
+            return ()
+        found = estimate(self._texts, place)
         found.pop(END, None)
         return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
     def step(self, state: Any, token: int) -> Any:
-        return self._move(state, token)
+        version, place = state
+        return (version, self._move(place, token)) if version == self._version else None

@@ -94,6 +94,14 @@ class TrieSnapshot:
         start = (node, jnp.full_like(node, NOTHING))
         return jnp.moveaxis(jax.lax.scan(step, start, None, length=count)[1], 0, 1)
 
+    def within(self, vocab_size: int) -> TrieSnapshot:
+        """The same without token ids from `vocab_size` on, which a model could not look up."""
+
+        def cut(tokens: jax.Array) -> jax.Array:
+            return jnp.where(tokens < vocab_size, tokens, NOTHING)
+
+        return dataclasses.replace(self, next_token=cut(self.next_token), text=cut(self.text))
+
     def _child(self, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
         """The children of `nodes` for `tokens`, 0 where there are none, by bisection."""
         low, high = self.first_child[nodes], self.first_child[nodes + 1]

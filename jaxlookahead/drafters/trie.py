@@ -265,11 +265,14 @@ class TrieDrafter(DrafterBase):
             state.topk = topk
 
     def snapshot(self, *, namespace: Hashable | None = None) -> TrieSnapshot:
-        """What shared memory holds of a namespace now, as arrays for `on_device.generate`."""
+        """What shared memory holds of a namespace now, as arrays for `on_device.generate`. Puts in what waits first."""
         from jaxlookahead.drafters.snapshot import take
 
-        with self._lock:
-            return take(self.memory.index, self.memory.root(namespace))
+        with self._settled():
+            root = self.memory.roots.get(namespace)
+            if root is None:
+                return take(self._nothing, self._nothing_root)
+            return take(self.memory.index, root)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes shared memory and what was learnt about it to a file, atomically.

@@ -30,13 +30,18 @@ def expected(documents, context, depth):
 
     for size in range(min(depth, len(context)), 0, -1):
         string = tuple(context[-size:])
-        if followers(string):
+        starts = [(document, i) for document in documents for i in range(len(document) - size + 1)]
+        # What follows the longest contexts is told apart only while they were met once.
+        often = sum(tuple(document[i : i + size]) == string for document, i in starts) > 1
+        if followers(string) and not (size == depth and often):
             break
     else:
         return 0, None
     return size, followers(string)
 
 
+@hypothesis.example(documents=[[0, 0, 0, 0]], context=[0, 0, 0])
+@hypothesis.example(documents=[[1, 2, 3, 1], [1, 2, 3]], context=[0, 1, 2, 3])
 @hypothesis.given(documents=DOCUMENTS, context=st.lists(st.integers(0, 4), min_size=1, max_size=6))
 @hypothesis.settings(max_examples=25, deadline=None)
 def test_match_and_first_token(documents, context):
@@ -77,6 +82,22 @@ def test_an_empty_trie_knows_nothing():
     snapshot = TrieDrafter().snapshot(namespace="new")
     node, size = snapshot.match(jnp.array([[3, 4]]), jnp.array([2]))
     assert int(size[0]) == 0 and np.asarray(snapshot.follow(node, 2)).tolist() == [[NOTHING, NOTHING]]
+
+
+def test_asking_for_an_unknown_namespace_drops_no_other():
+    drafter = TrieDrafter(depth=3, max_nodes=128)
+    drafter.insert([1, 2, 3], namespace="a")
+    before = drafter.stats()
+    for i in range(3):
+        drafter.snapshot(namespace=("unknown", i))
+    assert drafter.stats() == before
+
+
+def test_what_waits_is_put_in_first():
+    drafter = TrieDrafter()
+    drafter.insert(list(range(3000)), wait=False)
+    assert drafter.stats()["waiting"]
+    assert (np.asarray(drafter.snapshot().text) != NOTHING).sum() == 3000
 
 
 def test_after_eviction_and_wrapping():

@@ -509,3 +509,34 @@ def test_whoever_needs_all_text_gets_it(tmp_path):
     drafter = waiting()
     drafter.insert([1, 2], namespace="n")
     assert drafter.stats()["waiting"] == 0 and not drafter.memory._held
+
+
+@pytest.mark.parametrize("change", ["parent", "load", "evict"])
+def test_a_parents_text_may_change_between_a_draft_and_its_outcome(change, tmp_path):
+    """The request finds its place anew; it neither fails nor goes round for ever."""
+    drafter = TrieDrafter(depth=3, max_nodes=300, use_request=False)
+    drafter.insert(list(range(20)) * 3, namespace="p")
+    drafter.insert([1, 2, 40, 41], namespace="q")
+    drafter.set_parent("n", "p")
+    drafter.begin("r", [0, 1, 2], namespace="n")
+    draft = drafter.draft("r", 4, 4)
+    assert draft.tokens[:2] == [3, 4]
+    if change == "parent":
+        drafter.set_parent("n", "q")
+        wanted = 40
+    elif change == "load":
+        other = TrieDrafter(depth=3)
+        other.insert([1, 2, 50], namespace="p")
+        other.set_parent("n", "p")
+        other.save(tmp_path / "memory")
+        drafter.load(tmp_path / "memory")
+        wanted = 50
+    else:
+        rng = random.Random(0)
+        for _ in range(40):
+            drafter.insert([rng.randrange(100, 200) for _ in range(50)], namespace="other")
+        drafter.insert([1, 2, 60], namespace="p")
+        wanted = 60
+    drafter.verified("r", draft, [])
+    drafter.extend("r", [77, 1, 2])
+    assert drafter.draft("r", 1, 1).tokens == [wanted]

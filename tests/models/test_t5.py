@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxlookahead import check_model, load
+from jaxlookahead import TrieDrafter, check_model, load
 from jaxlookahead.encoder_decoder import WithInputs, generate
 from jaxlookahead.models.t5 import T5Config, bucket
+from jaxlookahead.results import BadLogitsError
 from jaxlookahead.sampling.params import Sampling
 from jaxlookahead.testing import AdversarialDrafter
 
@@ -67,12 +68,35 @@ def test_drafted_equals_plain(name):
     assert sum(stats.histogram) == stats.row_steps and stats.tokens == sum(len(out.tokens) for out in trie) == 48
     alone = generate(model, weights, INPUTS[:1], drafter=None, **common | {"sampling": sampling[:1]})
     np.testing.assert_array_equal(alone[0].tokens, plain[0].tokens)
+    # What differs from input to input, over all groups of rows; and a drafter that learns from what is likely.
+    learns = TrieDrafter(successors=2)
+    options = common | {"max_new_tokens": [5, 3, 16], "width": [4, 1, 4]}
+    each = generate(model, weights, INPUTS, drafter=learns, **options)
+    assert each.tokens == [out.tokens[:limit].tolist() for out, limit in zip(plain, (5, 3, 16), strict=True)]
+    assert [out.request for out in each] == [0, 1, 2] and each[1].stats.drafted == 0
+    assert len(learns.successors) > 0
+
+
+def test_nan_names_the_input_and_loses_nothing():
+    model, weights, _ = loaded("t5")
+
+    class Breaks(type(model)):
+        def with_inputs(self, weights, inputs):
+            params = super().with_inputs(weights, inputs)
+            broken = jnp.nan if INPUTS[2] in inputs else 1
+            return params | {
+                "inputs": jax.tree.map(lambda x: x * broken if x.dtype == jnp.float32 else x, params["inputs"])
+            }
+
+    broken = Breaks(**vars(model))
+    with pytest.raises(BadLogitsError, match=r"inputs\[2\], token 0 of the response") as caught:
+        generate(broken, weights, INPUTS, drafter=None, rows=2, max_new_tokens=4)
+    assert [(out.request, len(out.tokens)) for out in caught.value.generation] == [(0, 4), (1, 4), (2, 0)]
+    assert caught.value.generation.stats.tokens == 8
 
 
 def test_drafts_come_from_the_input():
     """A drafter sees the input and the start token as one text, so what followed a token there is drafted here."""
-    from jaxlookahead import TrieDrafter
-
     drafter = WithInputs(TrieDrafter(), [[40, 41, 42, 43]])
     drafter.begin("r", [0], namespace=0)
     drafter.extend("r", [41])
@@ -110,6 +134,9 @@ def test_buckets():
         ({"inputs": [[3], []]}, ValueError, "each at least one token id"),
         ({"inputs": [[3], [64]]}, ValueError, r"inputs\[1\] holds token ids outside the vocabulary of 64"),
         ({"rows": 0}, ValueError, "rows must be at least 1, got 0"),
+        ({"rows": "2"}, TypeError, "rows must be an int, got '2'"),
+        ({"width": [1, 2]}, ValueError, "width has 2 entries"),
+        ({"max_new_tokens": [1, 2]}, ValueError, "max_new_tokens has 2 entries"),
         ({"sampling": [Sampling()]}, ValueError, "sampling has 1 entries for 3 inputs"),
         ({"sampling": Sampling(num_samples=2)}, ValueError, "num_samples other than 1"),
         ({"namespaces": [1, 2, 3]}, TypeError, "namespaces can't be given"),
