@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`response` (token ids) and `split`: lines of split `warm` only warm the memory with their responses",
     )
     parser.epilog = (
-        "Columns: tokens per call; draft nodes a call; speed-up over plain and its 95 %% interval; shares of the time "
+        "Columns: tokens per call; draft nodes a call; speed-up over plain and its 95 % interval; shares of the time "
         "in prefill, drafting and steps, and of that waiting for the device; peak memory; responses that differ from "
         "plain's (in brackets: not by a near-tie)."
     )
