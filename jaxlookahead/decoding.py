@@ -15,7 +15,7 @@ from jaxlookahead.drafters.protocol import Draft, Drafter, SamplingDrafter, Stoc
 from jaxlookahead.drafters.registry import make_drafter
 from jaxlookahead.engine import Admission, Engine, StepResult
 from jaxlookahead.mesh import mesh_of
-from jaxlookahead.models.protocol import Model, Params
+from jaxlookahead.models.protocol import Model, Params, check_contract
 from jaxlookahead.processes import Processes
 from jaxlookahead.requests import (
     Options,
@@ -62,6 +62,7 @@ class _Run:
         prompts = list(prompts)
         if prompts and isinstance(prompts[0], (int, np.integer)):
             raise TypeError("prompts must be a list of prompts, each a list of token ids; got one flat list, wrap it")
+        check_contract(model)
         self.vocab_size = model.vocab_size
         self.plain_steps = chosen_plain_steps(params, options.plain_steps)
         rows = check_count("rows", options.rows, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,9 +107,12 @@ class Request:
 def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> list[int]:
     if isinstance(tokens, str):
         raise TypeError(f"{name} must hold integer token ids, got text; encode it with the tokenizer first")
+    if isinstance(tokens, Mapping):
+        raise TypeError(f"{name} must hold integer token ids, got {type(tokens).__name__}; pass its 'input_ids'")
     array = np.asarray(tokens)
     if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name} must be a non-empty sequence of token ids, got shape {array.shape}")
+        remedy = "; pass one row of it" if array.ndim > 1 else ""
+        raise ValueError(f"{name} must be a non-empty sequence of token ids, got shape {array.shape}{remedy}")
     if not np.issubdtype(array.dtype, np.integer):
         raise TypeError(f"{name} must hold integer token ids, got {array.dtype}; encode text with the tokenizer first")
     wrong = array[(array < 0) | (array >= vocab_size)]

@@ -121,10 +121,11 @@ class Output:
     request: int
     sample: int
     tokens: np.ndarray
-    from_draft: np.ndarray
-    sources: list[str | None]
-    margins: np.ndarray
-    scores: dict[str, np.ndarray]
+    # Left out of the repr, which would fill screens.
+    from_draft: np.ndarray = dataclasses.field(repr=False)
+    sources: list[str | None] = dataclasses.field(repr=False)
+    margins: np.ndarray = dataclasses.field(repr=False)
+    scores: dict[str, np.ndarray] = dataclasses.field(repr=False)
     finish_reason: str | None
     stats: Stats
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxlookahead import cache as caches
 from jaxlookahead.drafters.protocol import Draft, DrafterBase
-from jaxlookahead.models.protocol import Cache, Model, Params
+from jaxlookahead.models.protocol import Cache, Model, Params, check_contract
 from jaxlookahead.step import prefill, tree_mask
 from jaxlookahead.tree import ancestor_mask, depths
 
@@ -70,8 +70,10 @@ def check_model(
 
     Raises:
       ModelCheckError: names what is wrong: mask ignored, positions ignored, window by slot, cache not movable.
+      TypeError: `model` is a class, or lacks a part of the contract.
       UnsupportedCacheError: the cache can't drop tokens.
     """
+    check_contract(model)
     axes = caches.find_axes(model)
     batch, width, longest = len(prefix_lengths), len(_PARENTS), max(prefix_lengths)
     limit = model.max_length
@@ -86,6 +88,13 @@ def check_model(
     paths = [np.flatnonzero(ancestors[0, node]) for node in range(width)]
 
     forward = jax.jit(model.forward)
+    empty = jax.eval_shape(lambda: model.init_cache(batch, slots))
+    every = np.ones((batch, width, slots), bool)
+    returned = jax.eval_shape(forward, params, tokens, tokens, every, empty, np.int32(0))
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise ModelCheckError(
+            f"{type(model).__name__}: forward returned a {type(returned).__name__}; it must return logits and the cache"
+        )
     fill = jax.jit(lambda params, cache, tokens: prefill(model, params, cache, tokens, jnp.int32(0)))
 
     def alone(sequences: list[np.ndarray]) -> np.ndarray:

@@ -134,3 +134,31 @@ def test_progress_counts_requests_and_tokens(tiny, capsys):
 def test_cache_spec_without_a_mesh(tiny):
     with pytest.raises(ValueError, match=r"cache_spec.*one device"):
         generate(*tiny, [[1]], cache_spec="model")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"input_ids": [1, 2]}, r"prompts\[0\] .* got dict; pass its 'input_ids'"),
+        (np.ones((1, 2), np.int32), r"got shape \(1, 2\); pass one row"),
+    ],
+)
+def test_what_tokenizers_return(tiny, prompt, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        generate(*tiny, [prompt])
+
+
+def test_arguments_of_another_kind(tiny):
+    model, params = tiny
+    with pytest.raises(TypeError, match="model is a dict without vocab_size"):
+        generate(params, model, [[1]])
+
+    class Bare:
+        def begin(self, request, prompt, *, namespace=None): ...
+
+    with pytest.raises(TypeError, match=r"lacks draft, extend, end, idle, verified of .*DrafterBase"):
+        generate(model, params, [[1]], drafter=Bare())
+
+
+def test_repr_of_a_response_is_short(tiny):
+    assert "margins" not in repr(generate(*tiny, [[1]], max_new_tokens=1)[0])

@@ -66,3 +66,18 @@ def test_faults_are_named(fault, words):
     model, params = tiny_decoder()
     with pytest.raises(ModelCheckError, match=words):
         check_model(Faulty(model, fault), params)
+
+
+def test_what_is_no_model_is_refused():
+    model, params = tiny_decoder()
+
+    class LogitsOnly(Faulty):
+        def forward(self, *arguments):
+            return super().forward(*arguments)[0]
+
+    with pytest.raises(ModelCheckError, match="must return logits and the cache"):
+        check_model(LogitsOnly(model, "none"), params)
+    with pytest.raises(TypeError, match="is the class Faulty: pass an instance"):
+        check_model(Faulty, params)
+    with pytest.raises(TypeError, match="a dict without vocab_size, max_length, init_cache, forward"):
+        check_model(params, model)

@@ -187,4 +187,5 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             f"{row['speedup']:.2f}",
             same,
         )
-    Console().print(table)
+    # Narrower, rich cuts the titles of the columns.
+    Console(width=max(Console().width, 88)).print(table)

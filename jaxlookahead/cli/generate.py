@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's options."""
     common.add_model_arguments(parser)
     common.add_draft_arguments(parser)
-    parser.add_argument("prompt", nargs="*", help="prompts; without any, --file")
+    parser.add_argument("prompt", nargs="*", help="the text of a prompt; may be repeated (a file of prompts: --file)")
     parser.add_argument("--file", metavar="FILE", help="one prompt a line, or JSONL with a field `text`; - is stdin")
     parser.add_argument("--raw", action="store_true", help="continue the text itself, without a chat template")
     parser.add_argument("--max-new-tokens", type=common.positive, default=128, metavar="N", help="%(default)s")
@@ -80,6 +81,8 @@ def _whole(
             }
             print(json.dumps(row))
         else:
+            if len(result) > 1:
+                console.rule(_title(texts[output.request], output.sample))
             console.print(show.coloured(common.without_end(output), loaded.tokenizer), soft_wrap=True)
     stats = result.stats
     print(
@@ -103,6 +106,8 @@ def _stream(
     console = Console()
     detokenizer = show.Detokenizer(loaded.tokenizer)
     tokens = calls = 0
+    samples = options["sampling"].num_samples if options["sampling"] is not None else 1
+    begun: tuple[int, int] | None = None
     for chunk in stream(loaded.model, loaded.params, prompts, **options):
         tokens += len(chunk.tokens)
         calls += 1
@@ -117,6 +122,10 @@ def _stream(
             print(json.dumps(row), flush=True)
             continue
         text = Text()
+        if (chunk.request, chunk.sample) != begun:
+            begun = chunk.request, chunk.sample
+            if len(prompts) * samples > 1:
+                console.rule(_title(texts[chunk.request], chunk.sample))
         ends = chunk.finish_reason == "eos"
         for token, drafted in zip(chunk.tokens.tolist()[: -1 if ends else None], chunk.from_draft, strict=not ends):
             text.append(show.printable(detokenizer.add(token)), "bold green" if drafted else "")
@@ -126,6 +135,14 @@ def _stream(
         console.print(text, end="", soft_wrap=True)
         console.file.flush()
     print(f"{tokens} tokens, {tokens / max(calls, 1):.2f} per call", file=sys.stderr)
+
+
+def _title(prompt: str, sample: int) -> Any:
+    """What stands above a response where there are several: the prompt's beginning, and which sample it is."""
+    from rich.text import Text
+
+    words = " ".join(prompt.split())
+    return Text((words if len(words) <= 50 else words[:49] + "…") + (f" ({sample + 1})" if sample else ""))
 
 
 def encode_prompts(texts: Sequence[str], tokenizer: Any, raw: bool) -> list[list[int]]:
@@ -151,6 +168,9 @@ def encode_prompts(texts: Sequence[str], tokenizer: Any, raw: bool) -> list[list
 def read_prompts(arguments: argparse.Namespace) -> list[str]:
     """The prompts that the command line names."""
     texts = list(arguments.prompt)
+    for text in texts:
+        if os.path.isfile(text):
+            print(f"{text} is decoded as a prompt; to read prompts from the file, use --file {text}", file=sys.stderr)
     if arguments.file is not None:
         try:
             if arguments.file == "-":

@@ -28,7 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     names = f"{', '.join(NAMED)}, or package.module:callable (default trie)"
     add = parser.add_argument
-    add("traces", metavar="TRACES", help="JSON lines with name, task, split, prompt, response")
+    add(
+        "traces",
+        metavar="TRACES",
+        help="JSONL; a line has `task`, and `prompt` and `response` as token ids, and may have `name` and "
+        "`split`: lines of split `warm` are only remembered",
+    )
     add("--budget", type=_positive, default=32, help="draft nodes a step (default 32)")
     add("--max-depth", type=_positive, default=64, help="deepest draft (default 64)")
     add("--drafter", default="trie", metavar="NAME", help=names)

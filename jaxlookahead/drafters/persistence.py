@@ -227,6 +227,10 @@ def _unpack(
     path: str | os.PathLike[str], max_nodes: int, depth: int, vocab_size: int | None, fingerprint: str | None
 ) -> Memory:
     header, arrays = _read(path)
+    if fingerprint is not None and header["tokenizer"] is None:
+        raise TrieFileError(
+            "names no tokenizer: save it from a TrieDrafter made with vocab_size and tokenizer_fingerprint"
+        )
     if fingerprint is not None and header["tokenizer"] != fingerprint:
         raise TrieFileError("was made with another tokenizer (its fingerprint differs)")
     if vocab_size is not None and header["vocab_size"] != vocab_size:

@@ -24,8 +24,14 @@ def make_drafter(drafter: Drafter | str | None) -> Drafter | None:
                 f"drafter {drafter!r} is unknown; choose {', '.join(map(repr, DRAFTERS))}, an object or None"
             )
         return DRAFTERS[drafter]()
-    if not isinstance(drafter, Drafter) or isinstance(drafter, type):
+    if isinstance(drafter, type):
         raise TypeError(
             f"drafter {drafter!r} must be a name, None or an instance with the methods of the Drafter protocol"
+        )
+    methods = ("begin", "draft", "extend", "end", "idle", "verified")
+    if missing := [name for name in methods if not hasattr(drafter, name)]:
+        raise TypeError(
+            f"drafter {drafter!r} lacks {', '.join(missing)} of the Drafter protocol; a subclass of "
+            "jaxlookahead.drafters.DrafterBase has those that may do nothing"
         )
     return drafter

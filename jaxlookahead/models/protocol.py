@@ -62,3 +62,16 @@ class Model(Protocol):
         Returns:
           logits `[B, T, V]` (any float dtype) and the cache with slots `[start, start + T)` written.
         """
+
+
+def check_contract(model: Any) -> None:
+    """Refuses what can't be a `Model`, before an obscure error comes of it.
+
+    Raises:
+      TypeError: `model` is a class, or lacks a part of the contract.
+    """
+    if isinstance(model, type):
+        raise TypeError(f"model is the class {model.__name__}: pass an instance of it")
+    parts = ("vocab_size", "max_length", "init_cache", "forward")
+    if missing := [name for name in parts if not hasattr(model, name)]:
+        raise TypeError(f"model is a {type(model).__name__} without {', '.join(missing)}; see jaxlookahead.Model")

@@ -58,7 +58,9 @@ def _parse(line: str, where: str) -> Trace:
         raise TraceError(f"{where}: expected an object with name, task, split, prompt and response")
     for field in ("task", "prompt", "response"):
         if field not in row:
-            raise TraceError(f"{where}: the field {field!r} is missing")
+            raise TraceError(
+                f"{where}: the field {field!r} is missing; a line needs task, and prompt and response as token ids"
+            )
     split = row.get("split", "test")
     if split not in ("warm", "test"):
         raise TraceError(f"{where}: split={split!r} must be 'warm' or 'test'")

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import sys
 
@@ -46,6 +47,7 @@ def test_streams_the_same_tokens(cli):
     streamed = cli("generate", "a a a a", "b", "--stream", *SHORT)
     assert streamed.code == 0
     assert streamed.out == whole.out
+    assert re.findall(r"─ (.*?) ─", whole.out) == ["a a a a", "b"]
     chunks = rows(cli("generate", "a a a a", "b", "--stream", "--json", *SHORT))
     for prompt, row in zip(("a a a a", "b"), rows(cli("generate", "a a a a", "b", "--json", *SHORT)), strict=True):
         mine = [chunk for chunk in chunks if chunk["prompt"] == prompt]
@@ -254,3 +256,9 @@ def test_the_token_that_ends_a_response_is_not_printed(cli, loaded):
     expected = loaded.tokenizer.decode(row["tokens"][:first])
     for options in ((), ("--stream",)):
         assert cli("generate", "hello", *options, *SHORT).out == expected + "\n"
+
+
+def test_a_prompt_that_is_a_file_is_told(cli, tmp_path):
+    file = tmp_path / "prompts"
+    file.write_text("one")
+    assert f"use --file {file}" in cli("generate", str(file), *SHORT).err

@@ -292,3 +292,9 @@ def test_file_holds_no_code(tmp_path):
     with pytest.raises((ValueError, OSError, pickle.UnpicklingError)):
         np.load(path, allow_pickle=False)
     assert path.read_bytes()[:16] == b"JAXLOOKAHEADTRIE"
+
+
+def test_a_file_that_names_no_tokenizer(tmp_path):
+    TrieDrafter().save(tmp_path / "memory")
+    with pytest.raises(TrieFileError, match="names no tokenizer"):
+        TrieDrafter(tokenizer_fingerprint="a").load(tmp_path / "memory")
