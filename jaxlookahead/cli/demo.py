@@ -162,10 +162,17 @@ def _print_response(name: str, loaded: Any, ids: list[int], output: Any) -> None
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(caption="coloured text: tokens that a draft had proposed and the model confirmed")
+    table = Table(
+        caption="coloured text: tokens that a draft had proposed and the model confirmed",
+        # Without lines between the columns it fits 80 characters.
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("prompt", no_wrap=True)
     for title in ("tokens", "calls", "tokens\na call", "plain\ntokens/s", "lookahead\ntokens/s", "speed-up"):
         table.add_column(title, justify="right")
@@ -188,4 +195,4 @@ def _print_table(rows: list[dict[str, Any]]) -> None:
             same,
         )
     # Narrower, rich cuts the titles of the columns.
-    Console(width=max(Console().width, 88)).print(table)
+    Console().print(table)
