@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import hypothesis
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +17,13 @@ hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def drop_compiled_programs():
+    """Programs of many models add up to gigabytes over a run."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

@@ -98,11 +98,11 @@ class Recorder:
             self._watchers[-1].start()
             return out
 
-        def timed_collect(engine: Engine, out: Any) -> Any:
+        def timed_collect(engine: Engine, out: Any, **options: Any) -> Any:
             step = self.steps[-1]
             self.processor.append(time.thread_time() - self._processor_begin)
             step.collect_begin = time.perf_counter()
-            result = collect(engine, out)
+            result = collect(engine, out, **options)
             step.collect_end = time.perf_counter()
             self._processor_begin = time.thread_time()
             return result
